@@ -357,6 +357,29 @@ def merge(root: Root, inputs: Sequence[Segment]) -> Segment:
     return merged
 
 
+def write_part(root: Root, segment: Segment, *, source: Segment) -> None:
+    """Write a segment again whose messages a merge has put into a larger one.
+
+    Raises:
+        CorruptLogError: the larger one is damaged.
+        StorageError: it cannot be read at present.
+    """
+    file = SegmentFile(root, segment.topic, topic_id=segment.topic_id, queue_id=segment.queue_id)
+    try:
+        for table in _row_groups(root, source):
+            offsets = table.column("queue_offset")
+            wanted = pc.and_(pc.greater_equal(offsets, segment.base), pc.less(offsets, segment.end))
+            if (part := table.filter(wanted)).num_rows:
+                file.append(part)
+        file.close()
+        if file.publish() != segment:
+            raise CorruptLogError(f"{source.relative} lacks messages of {segment.relative}.")
+    except BaseException:
+        file.abort()
+        raise
+    sync_names(root, [segment])
+
+
 def _append(file: SegmentFile, root: Root, *, segment: Segment) -> None:
     for table in _row_groups(root, segment):
         file.append(table)

@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Final
 
 from rmq_pipeline import durable_files
 from rmq_pipeline.archive.segment import HIDDEN, KEPT, SUFFIX, Segment
+from rmq_pipeline.archive.segment_file import place, write_part
 from rmq_pipeline.backup import deriving, log_damage
 from rmq_pipeline.backup.deriving import LOG
 from rmq_pipeline.backup.log_damage import DamagedLog, Lost, Reached, SoundEnd
@@ -111,6 +112,8 @@ class Plan:
     first: int
     #: First pages of log files that are written again, by base.
     headers: Mapping[int, bytes]
+    #: Segments that are missing, each with one that has its messages.
+    missing: tuple[tuple[Segment, Segment], ...] = ()
 
     @property
     def is_needed(self) -> bool:
@@ -269,7 +272,7 @@ class _Planning:
             )
 
     def _tried(self, found: Plan) -> Plan:
-        """Do the plan to a scratch copy, as a start reads it; return it."""
+        """Do the plan to a scratch copy, as a start reads it; return it with missing segments."""
         with TemporaryDirectory(prefix="rmq-repair-") as name:
             scratch = Path(name)
             _copy_log(found, scratch / LOG, seeds=self._log.seeds)
@@ -287,9 +290,42 @@ class _Planning:
                 raise UnrepairableError(why, remedy=remedy) from error
         if found.cut is None and not found.is_derived:
             return found
+        root = _archive(self._home)
+        files = root.files("")
         if found.is_derived:
-            _check_behind(_archive(self._home).files(""), stored)
-        return found
+            _check_behind(files, stored)
+        missing = tuple(self._missing(root, files, registered=stored.facts.files))
+        return replace(found, missing=missing)
+
+    def _missing(
+        self, root: Root, files: Mapping[str, int], *, registered: frozenset[str]
+    ) -> Iterator[tuple[Segment, Segment]]:
+        """Yield the registered segments that are gone, each with a later one of its messages.
+
+        A merge that is behind the cut has replaced them.
+        """
+        there = {each for each in _segments(files) if place(root, each) in files}
+        for path in sorted(registered):
+            if not path.startswith(_TOPICS):
+                if not (self._home / path).exists():
+                    raise UnrepairableError(f"{self._home / path} is missing.")
+                continue
+            segment = Segment.from_path(path.removeprefix(_TOPICS))
+            if place(root, segment) in files:
+                continue
+            found = [
+                each
+                for each in there
+                if (each.folder, each.queue_id) == (segment.folder, segment.queue_id)
+                and each.base <= segment.base
+                and segment.end <= each.end
+            ]
+            if not found:
+                raise UnrepairableError(
+                    f"The database names {root}/{segment.relative}, which is gone: it was"
+                    " replaced, expired or deleted behind the damage."
+                )
+            yield segment, min(found)
 
 
 def _segments(files: Mapping[str, int]) -> Iterator[Segment]:
@@ -420,6 +456,8 @@ def repair(found: Plan) -> Path:
         )
     aside = _aside(home)
     try:
+        for segment, source in found.missing:
+            write_part(_archive(home), segment, source=source)
         _copy_aside(found, aside)
     except BaseException:
         shutil.rmtree(aside)

@@ -201,6 +201,7 @@ def _plan_facts(found: "Plan") -> dict[str, Any]:
         ],
         "log_begins_at": found.first,
         "new_headers": [str(log_file.path_of(found.home / "log", each)) for each in found.headers],
+        "segments_written_again": [each.relative for each, _ in found.missing],
     }
 
 
@@ -229,6 +230,8 @@ def _plan_lines(found: "Plan") -> Iterator[str]:
             f"The files of the log before position {found.first} are set aside: their messages are"
             " in segments, and nothing is lost."
         )
+    for path in facts["segments_written_again"]:
+        yield f"{path}, which a merge replaced, is written again from the larger one."
     if found.is_derived:
         yield "The database is made again from the log."
 

@@ -9,6 +9,7 @@ import pytest
 
 from rmq_pipeline.backup.repairing import UnrepairableError, locked, plan, repair
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.work.archiving import compact, delete_replaced
 from rmq_pipeline.broker.work.reading import segments_of
 from rmq_pipeline.broker.work.seal import seal
 from rmq_pipeline.errors import CorruptLogError, HomeLockedError, RocketMQError
@@ -17,6 +18,8 @@ from tests.broker.sealed_home import MIB, fill, messages, open_broker, seal_all,
 from tests.cli.conftest import Rmq, no_broker
 
 __all__ = ["no_broker"]
+#: Two small segments are merged, and the replaced files deleted at once.
+MERGES: dict[str, Any] = {"replaced_grace_ms": 0, "compact_min_inputs": 2}
 
 
 @pytest.fixture
@@ -204,6 +207,39 @@ def test_a_cut_before_sealed_messages_is_refused(home: Path) -> None:
     (home / "state.duckdb").write_bytes(b"no database")
 
     assert "would be lost" in refusal(home).message
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_segment_that_a_lost_merge_replaced_is_written_again(
+    home: Path, *, is_gone: bool
+) -> None:
+    with open_broker(home, log_file_bytes=8 << 20, **MERGES) as broker:
+        broker.create_topic("plain", queues=1)
+        for number in range(4):
+            broker.send("plain", messages(9, start=9 * number))
+            seal_all(broker)
+    copy = (home / "state.duckdb").read_bytes()
+    with open_broker(home, log_file_bytes=8 << 20, **MERGES) as broker:
+        damaged = broker.engine.log.end
+        broker.send("plain", messages(3))
+        compact(broker.engine, topic=None, limit_bytes=MIB, window=None)
+        delete_replaced(broker.engine)
+        expected = broker.read("plain", 0, offset=0, limit=36)
+    (home / "state.duckdb").write_bytes(copy)
+    flip(home, damaged)
+    (merged,) = home.rglob("*.kept")
+    if is_gone:
+        merged.unlink()
+        assert "which is gone" in refusal(home).message
+        return
+
+    mend(home)
+
+    with open_broker(home, log_file_bytes=8 << 20) as broker:
+        assert broker.read("plain", 0, offset=0, limit=100).equals(expected)
+        broker.send("plain", messages(30))
+        seal_all(broker)
+        assert read(broker) == 66
 
 
 @pytest.mark.parametrize("which", [0, 1, -1])
