@@ -53,6 +53,14 @@ _RESTORE: Final = "Restore a backup: `rmq restore DEST HOME`."
 _WAL: Final = f"{FILE_NAME}.wal"
 _TOPICS: Final = "topics/"
 _PIECE_BYTES: Final = 8 << 20
+#: Texts of DuckDB's errors about the bytes of its file; all others are not about damage.
+_OF_CONTENT: Final = (
+    "Corrupt database file",
+    "Corrupt WAL file",
+    "is not a valid DuckDB database file",
+    "Could not read enough bytes",
+)
+
 #: What a damaged database says.
 _NOTHING: Final = DatabaseFacts(0, frozenset())
 _NO_ENDS: Final = Ends(0, 0, {}, {})
@@ -74,13 +82,23 @@ class _Stored:
 
     @classmethod
     def read(cls, path: Path) -> "_Stored":
-        """Read a database."""
+        """Read a database.
+
+        Raises:
+            UnrepairableError: it cannot be read, and not because its content is damaged.
+        """
         if not path.exists():
             return cls(damage=f"{path} is missing.")
         try:
             return cls(read_database(path), read_ends(path))
         except ValueError as error:
-            return cls(damage=f"{path}: {error}")
+            if any(sign in str(error) for sign in _OF_CONTENT):
+                return cls(damage=f"{path}: {error}")
+            raise UnrepairableError(
+                f"{path} cannot be read, and may be sound: {error}.",
+                remedy="Check the rights, the disk and the free memory, and the version of"
+                " rmq_pipeline: a start of the version that wrote it says more.",
+            ) from error
 
     @property
     def dispatched(self) -> int:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from rmq_pipeline.backup.repairing import UnrepairableError, locked, plan, repair
@@ -343,6 +344,23 @@ def small_logs_after(home: Path) -> list[Path]:
         for number in range(6):
             broker.send("plain", messages(10, start=10 * number, body_bytes=50_000))
     return sorted((home / "log").glob("*.log"))
+
+
+def test_only_damaged_content_of_a_database_is_damage(home: Path) -> None:
+    sent_undispatched(home)
+    path = home / "state.duckdb"
+    path.unlink()
+    duckdb.connect(path).close()
+    assert "may be sound" in refusal(home).message
+    path.unlink()
+    path.mkdir()
+    assert "may be sound" in refusal(home).message
+    path.rmdir()
+
+    mend(home)
+
+    with open_broker(home) as broker:
+        assert read(broker) == 26
 
 
 def test_a_folder_of_damage_elsewhere_is_refused(home: Path, tmp_path: Path) -> None:
