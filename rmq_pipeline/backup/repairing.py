@@ -29,13 +29,14 @@ from rmq_pipeline.archive.segment_file import place, write_part
 from rmq_pipeline.backup import deriving, log_damage
 from rmq_pipeline.backup.deriving import LOG
 from rmq_pipeline.backup.log_damage import DamagedLog, Lost, Reached, SoundEnd
-from rmq_pipeline.backup.snapshot import SourceHome
-from rmq_pipeline.broker.work.home import ARCHIVE_FILE, FORMAT_FILE
+from rmq_pipeline.broker.work.home import ARCHIVE_FILE, FORMAT_FILE, FORMATS
+from rmq_pipeline.broker.work.replicating import STORE_FILE
 from rmq_pipeline.endpoint import LOCK_FILE
 from rmq_pipeline.errors import (
     CorruptLogError,
     HomeLockedError,
     OperatorError,
+    RequestError,
 )
 from rmq_pipeline.flight.flags import Flags, checked
 from rmq_pipeline.settings import Settings
@@ -153,7 +154,29 @@ def locked(home: Path) -> Iterator[Path]:
         RequestError: it is no home, or has another format, or its log is in a store.
         HomeLockedError: a process has it open.
     """
-    path = SourceHome.open(home).path
+    path = home.absolute()
+    try:
+        text = (path / FORMAT_FILE).read_bytes().strip(b"\0 \n").decode(errors="replace")
+    except OSError as error:
+        raise RequestError(
+            f"{path} is no home of a broker, or cannot be read: {error}.",
+            remedy="Give the folder of a home, and run the command as the user of the broker.",
+        ) from error
+    if text == "restoring":
+        raise RequestError(
+            f"{path} is incomplete: a restore or a fork has not ended.",
+            remedy="Delete the folder, and restore it again.",
+        )
+    if text not in FORMATS:
+        raise RequestError(
+            f"{path} has format {text!r}; this version reads {' and '.join(FORMATS)}.",
+            remedy="Repair it with the version of rmq_pipeline that wrote it.",
+        )
+    if (path / STORE_FILE).exists():
+        raise RequestError(
+            f"The log of {path} is in log_store.",
+            remedy="Start a broker with log_store on an empty home: it takes the log from there.",
+        )
     lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rmq_pipeline.cli.options import MOMENT, AsJson, Home
-from rmq_pipeline.cli.output import print_json, progress, show_fields, show_message, show_rows
+from rmq_pipeline.cli.output import (
+    print_json,
+    progress,
+    show_fields,
+    show_message,
+    show_progress,
+    show_rows,
+)
 from rmq_pipeline.text import format_ms, parse_ms
 
 if TYPE_CHECKING:
@@ -172,6 +179,8 @@ def repair(
     elif aside is not None:
         show_message(f"Repaired. {aside} has what was taken out.")
     if found.is_needed and aside is None:
+        if not dry_run and not yes and (as_json or not sys.stdin.isatty()):
+            show_progress("Nothing was changed. To repair it without a question, give --yes.")
         raise typer.Exit(1)
 
 
@@ -208,14 +217,19 @@ def _plan_facts(found: "Plan") -> dict[str, Any]:
 def _plan_lines(found: "Plan") -> Iterator[str]:
     facts = _plan_facts(found)
     if not found.is_needed:
-        yield f"{found.home} has no damage that a start refuses."
+        yield f"The log and the database of {found.home} have no damage that a start refuses."
         return
     yield from found.damage
     if found.cut is not None:
         yield (
             f"The log is cut at position {facts['cut_at']}: it loses"
             f" {facts['log_end'] - facts['cut_at']} bytes, with {facts['lost_frames']} frames that"
-            f" can be read, from {facts['lost_from']} to {facts['lost_to']}."
+            " can be read"
+            + (
+                f", from {facts['lost_from']} to {facts['lost_to']}."
+                if found.lost.first_ms
+                else "."
+            )
         )
     for row in facts["lost_messages"]:
         yield (

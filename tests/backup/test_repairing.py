@@ -13,7 +13,7 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work.archiving import compact, delete_replaced
 from rmq_pipeline.broker.work.reading import segments_of
 from rmq_pipeline.broker.work.seal import seal
-from rmq_pipeline.errors import CorruptLogError, HomeLockedError, RocketMQError
+from rmq_pipeline.errors import CorruptLogError, HomeLockedError, RequestError, RocketMQError
 from rmq_pipeline.flight.flags import Flags
 from tests.broker.sealed_home import MIB, fill, messages, open_broker, seal_all, stored
 from tests.cli.conftest import Rmq, no_broker
@@ -69,6 +69,9 @@ def test_a_log_is_cut_before_a_damaged_frame(home: Path, no_broker: Rmq) -> None
     assert (dry.code, unasked.code) == (1, 1)
     assert f"cut at position {starts[1]}" in dry.text + dry.err
     assert "messages of topic plain from offset 12 of queue 0" in dry.text + dry.err
+    assert "give --yes" in unasked.err
+    as_json = no_broker("repair", str(home), "--json")
+    assert (as_json.code, json.loads(as_json.out)["aside"]) == (1, None)
     assert before == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
 
     done = no_broker("repair", str(home), "--yes", "--json")
@@ -374,6 +377,16 @@ def test_a_folder_of_damage_elsewhere_is_refused(home: Path, tmp_path: Path) -> 
         repair(plan(where))
 
     assert files_of(home) == before
+
+
+def test_an_incomplete_restore_is_named(home: Path) -> None:
+    sent_undispatched(home)
+    (home / "format").write_text("restoring\n")
+
+    with pytest.raises(RequestError, match="incomplete") as caught, locked(home):
+        pass
+
+    assert "restore it again" in caught.value.remedy
 
 
 def test_the_first_frame_of_a_log_is_damaged(home: Path) -> None:
