@@ -52,6 +52,11 @@ class Destination:
         """Return the address without secrets."""
         return str(self._root)
 
+    @property
+    def folder(self) -> Path | None:
+        """The local folder; None: it is elsewhere."""
+        return self._root.folder if isinstance(self._root, LocalRoot) else None
+
     @classmethod
     def open(cls, address: str) -> Self:
         """Return the destination at a path or a URI; nothing is created.

@@ -238,6 +238,7 @@ def fork(
         ConflictError: the target is not empty, or the log no longer has its beginning.
     """
     home, target = SourceHome.open(source), target.absolute()
+    home.check_outside(target)
     start_home(target)
     try:
         if at_ms is None:

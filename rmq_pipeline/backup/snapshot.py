@@ -1,4 +1,4 @@
-"""A snapshot of a home: its database as of one log position, copied to ``backup/`` in the home.
+"""A snapshot of a home: its database as of one log position, copied to a folder in the home.
 
 The broker copies the file of a live home, because only it can keep the file from changing. Of a
 home without a broker this process copies it, and holds the lock of the home meanwhile.
@@ -7,7 +7,6 @@ home without a broker this process copies it, and holds the lock of the home mea
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any, Final
 from rmq_pipeline import durable_files
 from rmq_pipeline.broker.work.home import ARCHIVE_FILE, FORMAT_FILE, FORMATS
 from rmq_pipeline.broker.work.replicating import STORE_FILE
-from rmq_pipeline.broker.work.state_copy import FOLDER
+from rmq_pipeline.broker.work.state_copy import FILES, FOLDER, delete_copies, delete_copy
 from rmq_pipeline.endpoint import LOCK_FILE
 from rmq_pipeline.errors import BusyError, ConflictError, RequestError, StorageError
 from rmq_pipeline.storage.place import at, opened
@@ -30,6 +29,10 @@ TOPICS: Final = "topics"
 _STATES: Final = "state"
 #: In the home: locked by the backup that runs.
 _LOCK: Final = "backup.lock"
+#: Folder of the copy that the running backup reads. The broker leaves it alone.
+_TAKEN: Final = ".state-backup"
+#: Times that the broker is asked again because another caller replaced the copy.
+_TRIES: Final = 5
 #: Asks the live broker of the home for a copy; returns the answer of ``copy_state``.
 AskBroker = Callable[[], dict[str, Any]]
 
@@ -105,9 +108,22 @@ class SourceHome:
             try:
                 yield
             finally:
-                shutil.rmtree(self.path / FOLDER, ignore_errors=True)
+                delete_copy(self.path / _TAKEN)
         finally:
             os.close(lock)
+
+    def check_outside(self, folder: Path) -> None:
+        """Refuse a folder in the home, where files of backups or forks could be taken for its own.
+
+        Raises:
+            RequestError: it is the home, or in it, or has it in it.
+        """
+        home, place = self.path.resolve(), folder.resolve()
+        if place.is_relative_to(home) or home.is_relative_to(place):
+            raise RequestError(
+                f"{folder} is in the home {self.path}, or has it in it.",
+                remedy="Give a folder outside of the home, best on another disk.",
+            )
 
     def snapshot(self, ask_broker: AskBroker) -> TakenSnapshot:
         """Copy the database.
@@ -117,22 +133,47 @@ class SourceHome:
             BrokerUnavailableError: the broker of the home does not answer.
             RocketMQError: the broker refuses.
         """
+        taken = self.path / _TAKEN
+        delete_copy(taken)  # of a backup that was killed
         lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                waited_ms = float(ask_broker()["waited_ms"])
+                answer = self._fetch(ask_broker, taken)
+                position, waited_ms = int(answer["position"]), float(answer["waited_ms"])
             else:
-                self._copy_closed()
-                waited_ms = 0.0
+                delete_copies(self.path)  # of a broker that has died
+                self._copy_closed(taken)
+                position, waited_ms = None, 0.0
         finally:
             os.close(lock)
-        path = self.path / FOLDER / FILE_NAME
         try:
-            return TakenSnapshot(path, finish_copy(path), waited_ms)
+            facts = finish_copy(taken / FILE_NAME)
         except ValueError as error:
             raise StorageError(f"The copy of the state cannot be read: {error}.") from error
+        if position not in {None, facts.dispatched} or (taken / FILES[1]).exists():
+            raise StorageError(
+                f"The copy of the state is at log position {facts.dispatched}, and the broker"
+                f" copied {position}.",
+                remedy="Repeat the command.",
+            )
+        return TakenSnapshot(taken / FILE_NAME, facts, waited_ms)
+
+    def _fetch(self, ask_broker: AskBroker, taken: Path) -> dict[str, Any]:
+        """Let the broker copy the database, and take the copy out of the way of other callers."""
+        for _ in range(_TRIES):
+            answer = ask_broker()
+            folder = self.path / FOLDER / str(answer["folder"])
+            try:
+                folder.rename(taken)
+            except FileNotFoundError:  # another caller has replaced it
+                continue
+            return answer
+        raise ConflictError(
+            f"Other callers of copy_state replace the copies of {self.path}.",
+            remedy="Repeat the command when no other one calls copy_state.",
+        )
 
     def keyed_states(self, sealed_to: int) -> Iterator[Path]:
         """Yield the files of the histories of keyed states up to a log position.
@@ -147,11 +188,9 @@ class SourceHome:
             if start < sealed_to:  # the others are written again from the log
                 yield path
 
-    def _copy_closed(self) -> None:
-        folder = self.path / FOLDER
-        shutil.rmtree(folder, ignore_errors=True)
+    def _copy_closed(self, folder: Path) -> None:
         folder.mkdir(mode=0o700)
-        for name in (FILE_NAME, f"{FILE_NAME}.wal"):
+        for name in FILES:
             try:
                 source = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:

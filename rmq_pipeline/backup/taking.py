@@ -81,6 +81,8 @@ def back_up(
     if keep is not None:
         deciding.dropped((), keep=keep, now_ms=0)
     source = SourceHome.open(home)
+    if destination.folder is not None:
+        source.check_outside(destination.folder)
     with source.alone():
         destination.claim(source.id)
         earlier = destination.manifests()

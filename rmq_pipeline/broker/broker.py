@@ -23,7 +23,7 @@ from rmq_pipeline.broker.verbs.messaging import Messaging
 from rmq_pipeline.broker.verbs.reading import Reading
 from rmq_pipeline.broker.verbs.sinks import Sinks
 from rmq_pipeline.broker.verbs.transactions import Transactions
-from rmq_pipeline.broker.work import queries
+from rmq_pipeline.broker.work import queries, state_copy
 from rmq_pipeline.broker.work.dead_letter import finish_dead_lettering
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.following import Follower
@@ -142,6 +142,7 @@ class Broker(
             flush=flush,
             standby=standby,
         )
+        state_copy.delete_copies(engine.home.path)  # for a caller that has lost its broker
         return cls(engine, upkeep)
 
     def call(self, verb: str, args: Mapping[str, Any]) -> Any:

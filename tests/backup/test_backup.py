@@ -13,6 +13,7 @@ import pytest
 
 from rmq_pipeline.backup import manifest as deciding
 from rmq_pipeline.backup.destination import DamagedBackupError, Destination
+from rmq_pipeline.backup.forking import fork
 from rmq_pipeline.backup.restoring import RESTORING, restore
 from rmq_pipeline.backup.taking import Report, back_up
 from rmq_pipeline.broker import Broker
@@ -23,7 +24,9 @@ from rmq_pipeline.errors import (
     ConflictError,
     HomeFormatError,
     RequestError,
+    StorageError,
 )
+from rmq_pipeline.store.connection import FileCopier
 from rmq_pipeline.text import format_ms
 from tests.broker.sealed_home import (
     assert_folders_hold,
@@ -162,7 +165,7 @@ def test_a_stopped_home_is_backed_up_and_restored(tmp_path: Path) -> None:
     back_up(tmp_path / "home", Destination.open(str(tmp_path / "backup")), ask_broker=_never_asked)
 
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "home").rglob("*.parquet")}
-    assert not (tmp_path / "home" / "backup").exists()
+    assert left_of_copies(tmp_path / "home") == []
     restored(tmp_path / "backup", tmp_path / "again")
     with open_broker(tmp_path / "again") as broker:
         assert stored(broker) == expected
@@ -187,7 +190,7 @@ def test_an_interrupted_backup_leaves_the_older_one(tmp_path: Path) -> None:
             restored(tmp_path / "other", tmp_path / "again")
         left = names(tmp_path / "other")
         whole = taken(broker, tmp_path / "other")
-        assert not (tmp_path / "home" / "backup").exists()
+        assert left_of_copies(tmp_path / "home") == []
 
     assert left
     assert names(tmp_path / "other") == whole.manifest.objects()
@@ -314,18 +317,84 @@ def test_a_log_that_was_cut_gets_a_new_snapshot(tmp_path: Path) -> None:
         assert broker.read("plain", 0, offset=0, limit=10).num_rows == 5
 
 
-def test_the_copy_of_the_state_is_one_at_a_time(tmp_path: Path) -> None:
+def test_another_copy_of_the_state_waits_for_none(tmp_path: Path) -> None:
     with open_broker(tmp_path / "home") as broker:
         broker.create_topic("plain", queues=1)
-        answers = [broker.copy_state() for _ in range(2)]
+        copier = broker.engine.database._copier
+        refused = []
 
-        assert {path.name for path in (tmp_path / "home" / "backup").iterdir()} <= {
-            "state.duckdb",
-            "state.duckdb.wal",
-        }
-        assert answers[0]["position"] <= answers[1]["position"] <= broker.engine.log.end
+        def copy_twice(folder: Path) -> None:
+            with pytest.raises(BusyError) as caught:
+                broker.copy_state()
+            refused.append(caught.value)
+            FileCopier.copy(copier, folder)
+
+        copier.copy = copy_twice  # type: ignore[method-assign]
+        broker.copy_state()
         broker.send("plain", messages(3))
+
+        assert len(refused) == 1
         assert broker.sql("SELECT count(*) AS n FROM messages").to_pylist() == [{"n": 3}]
+
+
+def test_a_copy_that_another_caller_replaced_is_asked_for_again(tmp_path: Path) -> None:
+    answers: list[dict[str, Any]] = []
+    with open_broker(tmp_path / "home") as broker:
+        fill(broker, rounds=1)
+
+        def ask() -> dict[str, Any]:
+            answers.append(broker.copy_state())
+            if len(answers) == 1:  # another caller, before the backup reads the copy
+                broker.send("plain", messages(3))
+                broker.copy_state()
+            return answers[-1]
+
+        report = back_up(
+            tmp_path / "home", Destination.open(str(tmp_path / "backup")), ask_broker=ask
+        )
+        assert len(answers) == 2
+        assert report.manifest.snapshot.position == answers[-1]["position"]
+
+        def lie() -> dict[str, Any]:
+            return {**broker.copy_state(), "position": 64}
+
+        with pytest.raises(StorageError, match="and the broker copied 64"):
+            back_up(tmp_path / "home", Destination.open(str(tmp_path / "other")), ask_broker=lie)
+        assert left_of_copies(tmp_path / "home") == []
+
+
+def test_a_copy_that_no_backup_fetched_goes_with_the_next_start(tmp_path: Path) -> None:
+    with open_broker(tmp_path / "home") as broker:
+        broker.create_topic("plain", queues=1)
+        broker.copy_state()
+        (tmp_path / "home" / ".state-copy" / "notes").touch()
+        assert len(left_of_copies(tmp_path / "home")) == 2
+
+    with open_broker(tmp_path / "home"):
+        assert left_of_copies(tmp_path / "home") == [".state-copy/notes"]
+
+
+def left_of_copies(home: Path) -> list[str]:
+    return sorted(str(path.relative_to(home)) for path in home.glob(".state-*/*"))
+
+
+@pytest.mark.parametrize("name", ["backup", "a/b", "topics", ".", ".."])
+def test_no_backup_and_no_fork_is_written_into_the_home(tmp_path: Path, name: str) -> None:
+    home = tmp_path / "home"
+    with open_broker(home) as broker:
+        broker.create_topic("plain", queues=1)
+        (home / "backup").mkdir()
+        (home / "backup" / "precious").touch()
+        (tmp_path / "link").symlink_to(home)
+
+        for folder in (home / name, tmp_path / "link" / name):
+            with pytest.raises(RequestError, match="is in the home"):
+                taken(broker, folder)
+            with pytest.raises(RequestError, match="is in the home"):
+                fork(home, folder, at_ms=None, ask_broker=broker.copy_state)
+        taken(broker, tmp_path / "backup")
+
+    assert (home / "backup" / "precious").exists()
 
 
 def made(number: int, first_ms: int, last_ms: int) -> deciding.Manifest:

@@ -65,7 +65,7 @@ def test_a_fork_of_now_shares_the_files_and_goes_its_own_way(live: Broker, tmp_p
     assert stored(live) == expected
     seal_all(live)
     assert_folders_hold(tmp_path / "home", expected)
-    assert not (tmp_path / "home" / "backup").exists()
+    assert not list((tmp_path / "home").glob(".state-*/*"))
 
 
 def test_a_fork_of_a_moment_is_what_the_source_says_of_it(tmp_path: Path) -> None:

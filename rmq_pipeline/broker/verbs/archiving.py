@@ -132,14 +132,14 @@ class Archiving(Opened):
 
     @verb(rights=UPKEEP, repeatable=True)
     def copy_state(self) -> dict[str, Any]:
-        """Copy the database to the folder ``backup`` of the home, for `rmq backup`.
+        """Copy the database to a folder of the home, for `rmq backup`.
 
         Dispatch waits meanwhile; sends, receives and settles go on. One copy at a time, which
         replaces the copy before.
 
         Returns:
-            {"position", "bytes", "waited_ms"}: the log position of the copy, and how long dispatch
-            waited.
+            {"folder", "position", "bytes", "waited_ms"}: the name of the folder in ``.state-copy``,
+            the log position of the copy, and how long dispatch waited.
 
         Raises:
             BusyError: another copy is under way.
