@@ -6,14 +6,16 @@
 
 An object is named by the checksum of its content, so it is stored once, and a backup that was
 interrupted leaves nothing that a later one could take for whole. Objects that no manifest names
-are deleted after the next backup.
+are deleted after the next backup, once they are a day old.
 """
 
+import fcntl
 import hashlib
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -30,6 +32,8 @@ MARK: Final = "_backup.json"
 MANIFESTS: Final = "manifests"
 OBJECTS: Final = "objects"
 PIECE_BYTES: Final = 8 << 20
+#: An object that no manifest names may be of a backup that is running; after this it is not.
+UNNAMED_MS: Final = 86_400_000
 
 #: Returns the content of a file, piece by piece; each call begins again.
 Reader = Callable[[], Iterator[bytes]]
@@ -81,11 +85,6 @@ class Destination:
         """
         root = self._root
         root.create_folder()
-        if isinstance(root, LocalRoot):
-            for name in (OBJECTS, MANIFESTS):
-                durable_files.make_folder(root.folder / name)
-                # The state has hashes of passwords, and tls/ a private key.
-                (root.folder / name).chmod(0o700)
         if not root.exists(MARK):
             strangers = [path for path in root.files("") if not path.endswith(UNFINISHED)]
             if strangers:
@@ -94,12 +93,47 @@ class Destination:
                 )
             root.check_put_if_absent()
             root.put_if_absent(MARK, durable_files.dump_json({"home_id": home_id}))
+        if isinstance(root, LocalRoot):
+            for name in (OBJECTS, MANIFESTS):
+                durable_files.make_folder(root.folder / name)
+                # The state has hashes of passwords, and tls/ a private key.
+                (root.folder / name).chmod(0o700)
         if self._owner() != home_id:
             raise ConflictError(
                 f"{self} has the backups of another home.",
                 remedy="Give each home a destination of its own; so does a restored one.",
             )
         self._sizes = root.files(OBJECTS)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep backups of copies of the home away, which have its id; only of a local folder.
+
+        Raises:
+            ConflictError: one is running.
+        """
+        if self.folder is None:
+            yield
+            return
+        mark = os.open(self.folder / MARK, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConflictError(
+                    f"Another backup to {self} is running.", remedy="Wait until it has ended."
+                ) from error
+            yield
+        finally:
+            os.close(mark)
+
+    def holds(self, manifest: Manifest) -> bool:
+        """Return True if all objects of a manifest were there when the backup began."""
+        return not _missing(manifest, self._sizes)
+
+    def has(self, name: str, size: int) -> bool:
+        """Return True if the object was there when the backup began, or was stored since."""
+        return self._sizes.get(_path_of(name)) == size
 
     def _owner(self) -> object:
         try:
@@ -147,7 +181,7 @@ class Destination:
             size += len(piece)
         name = digest.hexdigest()
         path = _path_of(name)
-        if self._sizes.get(path) == size:
+        if self.has(name, size):
             return name, size, 0
         self._write(path, read, name=name)
         self._sizes[path] = size
@@ -180,31 +214,65 @@ class Destination:
         """Write the manifest, once all that it names is on disk.
 
         Raises:
-            ConflictError: another backup took the number.
+            ConflictError: another backup took the number, or an object of it was deleted meanwhile.
         """
+        self._check_whole(manifest)
         paths = {_path_of(name).rpartition("/")[0] for name in manifest.objects()}
         self._root.sync_folders(paths)
-        path, content = f"{MANIFESTS}/{manifest.number:020d}.json", manifest.content()
+        path, content = _path(manifest), manifest.content()
         taken = not self._root.put_if_absent(path, content)
         # The answer to a put that succeeded may be lost, and then the name is taken.
         if taken and self._root.read(path) != content:
             raise ConflictError(
                 f"Another backup wrote {self}/{path} meanwhile.", remedy="Run one at a time."
             )
+        try:
+            self._check_whole(manifest)
+        except ConflictError:
+            self._root.delete(path)
+            raise
 
-    def forget(self, manifests: Sequence[Manifest], *, kept: Sequence[Manifest]) -> int:
+    def _check_whole(self, manifest: Manifest) -> None:
+        self._sizes = self._root.files(OBJECTS)
+        if missing := _missing(manifest, self._sizes):
+            raise ConflictError(
+                f"{self} has lost {len(missing)} objects while the backup ran, such as"
+                f" {missing[0]}.",
+                remedy="Find out what deletes them, such as another backup or a rule of the bucket."
+                " Then repeat the command: it stores them again.",
+            )
+
+    def is_old(self, manifest: Manifest, *, than: Manifest, age_ms: int) -> bool:
+        """Return True if a manifest was written so long before another one, as the store says."""
+        written = self._root.modified_ms(MANIFESTS)
+        old, new = written.get(_path(manifest)), written.get(_path(than))
+        return old is not None and new is not None and new - old >= age_ms
+
+    def forget(
+        self, manifests: Sequence[Manifest], *, kept: Sequence[Manifest], unnamed_ms: int
+    ) -> int:
         """Delete manifests, then the objects that none names; return the number of objects.
 
         Manifests that could not be read may name any object: nothing is deleted then.
+
+        Args:
+            manifests: to be deleted.
+            kept: the others; the last one has just been written.
+            unnamed_ms: younger objects stay, by the times of the store.
         """
         for each in manifests:
-            self._root.delete(f"{MANIFESTS}/{each.number:020d}.json")
-        names = [name for name in self._root.names(MANIFESTS) if name.endswith(".json")]
-        if len(names) != len(kept):
+            self._root.delete(_path(each))
+        names = {name for name in self._root.names(MANIFESTS) if name.endswith(".json")}
+        if {f"{MANIFESTS}/{name}" for name in names} != {_path(each) for each in kept}:
             log.warning("%s has a manifest that is damaged or new: no object is deleted.", self)
             return 0
+        now_ms = self._root.modified_ms(MANIFESTS).get(_path(kept[-1]), 0)
         named = {_path_of(name) for each in kept for name in each.objects()}
-        gone = [path for path in self._root.files(OBJECTS) if path not in named]
+        gone = [
+            path
+            for path, at_ms in self._root.modified_ms(OBJECTS).items()
+            if path not in named and now_ms - at_ms >= unnamed_ms
+        ]
         for path in gone:
             with suppress(FileNotFoundError):
                 self._root.delete(path)
@@ -227,6 +295,15 @@ class Destination:
             raise DamagedBackupError(f"{self}/{path} is missing.") from error
         if left or digest.hexdigest() != name:
             raise DamagedBackupError(f"{self}/{path} does not match its checksum.")
+
+
+def _path(manifest: Manifest) -> str:
+    return f"{MANIFESTS}/{manifest.number:020d}.json"
+
+
+def _missing(manifest: Manifest, sizes: dict[str, int]) -> list[str]:
+    """Return the objects of a manifest that are not there with their size."""
+    return sorted(name for name, size in manifest.sizes() if sizes.get(_path_of(name)) != size)
 
 
 def _path_of(name: str) -> str:

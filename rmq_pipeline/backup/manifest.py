@@ -106,6 +106,10 @@ class Manifest:
         """Return the objects that it names."""
         return {each.sha256 for each in self.files} | {part.sha256 for part in self.log}
 
+    def sizes(self) -> set[tuple[str, int]]:
+        """Return the objects that it names, with their sizes."""
+        return {(each.sha256, each.size) for each in (*self.files, *self.log)}
+
     def content(self) -> bytes:
         """Return the content of its file."""
         return durable_files.dump_json({"format": FORMAT, **asdict(self)})

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.archive.segment_file import place
 from rmq_pipeline.backup import manifest as deciding
 from rmq_pipeline.backup.deriving import LOG
-from rmq_pipeline.backup.destination import PIECE_BYTES, Destination, Reader
+from rmq_pipeline.backup.destination import PIECE_BYTES, UNNAMED_MS, Destination, Reader
 from rmq_pipeline.backup.log_files import DroppedError, LogFiles
 from rmq_pipeline.backup.manifest import LogPart, Manifest, Snapshot, StoredFile
 from rmq_pipeline.backup.snapshot import TOPICS, AskBroker, SourceHome
@@ -62,6 +62,7 @@ def back_up(
     *,
     ask_broker: AskBroker,
     keep: str | None = None,
+    unnamed_ms: int = UNNAMED_MS,
     tell: Tell = lambda _name, _size: None,
 ) -> Report:
     """Back up a home, live or stopped.
@@ -71,6 +72,7 @@ def back_up(
         destination: has the earlier backups of this home, or is empty.
         ask_broker: calls ``copy_state`` of the home's broker.
         keep: see ``manifest.dropped``; None: all backups are kept.
+        unnamed_ms: age of objects that no manifest names, from which on they are deleted.
         tell: reports progress.
 
     Raises:
@@ -83,8 +85,9 @@ def back_up(
     source = SourceHome.open(home)
     if destination.folder is not None:
         source.check_outside(destination.folder)
-    with source.alone():
+    with source.alone(), ExitStack() as on_exit:
         destination.claim(source.id)
+        on_exit.enter_context(destination.alone())
         earlier = destination.manifests()
         report = _taken(source, destination, earlier=earlier, ask_broker=ask_broker, tell=tell)
         every = [*earlier, report.manifest]
@@ -92,9 +95,9 @@ def back_up(
             gone = deciding.dropped(every, keep=keep, now_ms=report.manifest.taken_at_ms)
             every = every[len(gone) :]
             report.deleted_backups = len(gone)
-            report.deleted_objects = destination.forget(gone, kept=every)
+            report.deleted_objects = destination.forget(gone, kept=every, unnamed_ms=unnamed_ms)
         else:
-            report.deleted_objects = destination.forget((), kept=every)
+            report.deleted_objects = destination.forget((), kept=every, unnamed_ms=unnamed_ms)
         report.spans = deciding.restorable(every)
     return report
 
@@ -147,7 +150,8 @@ class _Taking:
         with closing(LogFiles.open(self._source.path / LOG)) as log:
             goes_on_there = before is not None and log.has(before.last_frame)
             self._is_same_log = goes_on_there or (before is not None and _has_passed(log, before))
-            known = before.log if before is not None and goes_on_there else ()
+            is_whole = before is not None and self._destination.holds(before)
+            known = before.log if before is not None and goes_on_there and is_whole else ()
             goes_on = may_continue and deciding.continues(
                 before, first=log.first, end=log.end_by_headers(), is_same_log=bool(known)
             )
@@ -235,8 +239,9 @@ class _Taking:
 
     def _once(self, path: str, known: dict[str, StoredFile], *, read: Reader) -> StoredFile:
         """Store an immutable file, unless the last backup of the same log has it."""
-        if path in known and self._is_same_log:
-            return known[path]
+        before = known.get(path) if self._is_same_log else None
+        if before is not None and self._destination.has(before.sha256, before.size):
+            return before
         try:
             return self._store(path, read)
         except FileNotFoundError as error:

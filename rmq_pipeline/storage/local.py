@@ -204,6 +204,14 @@ class LocalRoot(Root):
         return found
 
     @override
+    def modified_ms(self, folder: str) -> dict[str, int]:
+        found = {}
+        for path in self.files(folder):
+            with suppress(FileNotFoundError):
+                found[path] = (self.folder / path).stat().st_mtime_ns // 1_000_000
+        return found
+
+    @override
     def folders(self, folder: str) -> list[str]:
         try:
             return sorted(

@@ -154,6 +154,15 @@ class RemoteRoot(Root):
         }
 
     @override
+    def modified_ms(self, folder: str) -> dict[str, int]:
+        start = len(self._folder) + 1
+        return {
+            info.path[start:]: info.mtime_ns // 1_000_000
+            for info in self._list(folder, recursive=True)
+            if info.type == pafs.FileType.File and info.mtime_ns is not None
+        }
+
+    @override
     def folders(self, folder: str) -> list[str]:
         found = self._list(folder, recursive=False)
         return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)

@@ -144,6 +144,13 @@ class Root(ABC):
         """Return the paths of all files in a folder and below it, with their sizes in bytes."""
 
     @abstractmethod
+    def modified_ms(self, folder: str) -> dict[str, int]:
+        """Return the paths of all files in a folder and below it, with when each was written.
+
+        The times are the store's own: compare them with each other, and with no clock.
+        """
+
+    @abstractmethod
     def folders(self, folder: str) -> list[str]:
         """Return the names of the folders in a folder."""
 

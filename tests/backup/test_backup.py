@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from datetime import timedelta
 from pathlib import Path
@@ -189,11 +190,14 @@ def test_an_interrupted_backup_leaves_the_older_one(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="There is no backup"):
             restored(tmp_path / "other", tmp_path / "again")
         left = names(tmp_path / "other")
-        whole = taken(broker, tmp_path / "other")
+        (tmp_path / "other" / "objects" / "left.tmp").write_bytes(b"of a kill")
+        young = taken(broker, tmp_path / "other")
+        assert (young.deleted_objects, left - names(tmp_path / "other")) == (0, set())
+        whole = taken(broker, tmp_path / "other", unnamed_ms=0)
         assert left_of_copies(tmp_path / "home") == []
 
     assert left
-    assert names(tmp_path / "other") == whole.manifest.objects()
+    assert names(tmp_path / "other") == whole.manifest.objects() | young.manifest.objects()
     restored(tmp_path / "backup", tmp_path / "again", first.manifest.earliest_ms)
     restored(tmp_path / "other", tmp_path / "whole")
     with open_broker(tmp_path / "whole") as broker:
@@ -212,7 +216,7 @@ def test_old_backups_go_with_the_files_that_only_they_name(tmp_path: Path) -> No
             broker.send("plain", messages(3))
             taken(broker, tmp_path / "backup", keep="9")
         (tmp_path / "backup" / "objects" / "left.tmp").write_bytes(b"of a kill")
-        report = taken(broker, tmp_path / "backup", keep="2")
+        report = taken(broker, tmp_path / "backup", keep="2", unnamed_ms=0)
         with pytest.raises(RequestError, match="says neither"):
             taken(broker, tmp_path / "backup", keep="0")
 
@@ -395,6 +399,82 @@ def test_no_backup_and_no_fork_is_written_into_the_home(tmp_path: Path, name: st
         taken(broker, tmp_path / "backup")
 
     assert (home / "backup" / "precious").exists()
+
+
+def test_objects_that_are_gone_are_stored_again(tmp_path: Path) -> None:
+    folder = tmp_path / "backup"
+    with open_broker(tmp_path / "home") as broker:
+        fill(broker, rounds=1)
+        seal_all(broker)
+        first = taken(broker, folder).manifest
+        for gone in (first.files[0].sha256, first.log[0].sha256, first.files[-1].sha256):
+            (folder / "objects" / gone[:2] / gone).unlink()
+        broker.send("plain", messages(3))
+        taken(broker, folder)
+        expected = stored(broker)
+
+    assert first.objects() <= names(folder)
+    restored(folder, tmp_path / "again")
+    with open_broker(tmp_path / "again") as broker:
+        assert stored(broker) == expected
+
+
+def test_a_backup_whose_objects_go_meanwhile_publishes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "backup"
+
+    def lose(path: str, _size: int) -> None:
+        if path.startswith("log/"):  # the last ones before the manifest
+            for each in (folder / "objects").glob("*/*"):
+                each.unlink()
+
+    with open_broker(tmp_path / "home") as broker:
+        fill(broker, rounds=1)
+        with pytest.raises(ConflictError, match=r"has lost \d+ objects"):
+            taken(broker, folder, tell=lose)
+        assert not list((folder / "manifests").iterdir())
+        taken(broker, folder)
+
+    restored(folder, tmp_path / "again")
+
+
+def test_two_homes_with_one_id_take_turns_and_delete_nothing_young(tmp_path: Path) -> None:
+    folder = tmp_path / "backup"
+    with open_broker(tmp_path / "home") as broker:
+        fill(broker, rounds=1)
+    shutil.copytree(tmp_path / "home", tmp_path / "copy")
+    refused = []
+
+    def other(path: str, _size: int) -> None:
+        if path == "state.duckdb":
+            destination = Destination.open(str(folder))
+            with pytest.raises(ConflictError, match="Another backup to") as caught:
+                back_up(tmp_path / "copy", destination, ask_broker=_never_asked)
+            refused.append(caught.value)
+
+    back_up(tmp_path / "home", Destination.open(str(folder)), ask_broker=_never_asked, tell=other)
+    manifest = folder / "manifests" / f"{1:020d}.json"
+    (folder / "manifests" / f"{7:020d}.json").write_bytes(b"damaged")
+    (folder / "objects" / "left.tmp").touch()
+    report = back_up(
+        tmp_path / "copy", Destination.open(str(folder)), ask_broker=_never_asked, unnamed_ms=0
+    )
+
+    assert len(refused) == 1
+    assert report.deleted_objects == 0, "the damaged manifest may name any object"
+    assert manifest.exists()
+
+
+def test_a_folder_of_something_else_stays_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "backup" / "objects").mkdir(parents=True)
+    (tmp_path / "backup" / "objects" / "file").touch()
+    (tmp_path / "backup" / "objects").chmod(0o755)
+    with open_broker(tmp_path / "home") as broker:
+        broker.create_topic("plain", queues=1)
+        with pytest.raises(ConflictError, match="is not empty, and no backup"):
+            taken(broker, tmp_path / "backup")
+
+    assert stat.S_IMODE((tmp_path / "backup" / "objects").stat().st_mode) == 0o755
+    assert [path.name for path in (tmp_path / "backup").iterdir()] == ["objects"]
 
 
 def made(number: int, first_ms: int, last_ms: int) -> deciding.Manifest:
