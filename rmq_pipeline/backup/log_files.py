@@ -95,17 +95,26 @@ class LogFiles:
         return found
 
     def look(self) -> None:
-        """Open the files that are new.
+        """Open the files that are new, and the last one again if another has replaced it.
 
         Raises:
-            FileNotFoundError: a file was dropped meanwhile.
+            FileNotFoundError: a file was dropped meanwhile; only if none was open.
+            DroppedError: frames after those of the open files were dropped.
         """
         known = {file.base for file in self._files}
         for path in sorted(self._folder.glob(f"*{log_file.SUFFIX}")):
-            if int(path.stem) in known or (known and int(path.stem) < max(known)):
+            if known and int(path.stem) < max(known):
                 continue
-            file = LogFile.open(path, schemas=SCHEMAS)
+            try:
+                file = LogFile.open(path, schemas=SCHEMAS)
+            except FileNotFoundError as error:
+                if not known:
+                    raise
+                raise DroppedError(f"The log has dropped {path}.") from error
             self._on_close.callback(file.finish)
+            if file.base in known:  # a roll replaces a file without a frame by a larger one
+                self._files[-1] = file
+                continue
             if self._files and file.base != (end := self.end_by_headers()):
                 if known:  # those between were sealed and dropped meanwhile
                     raise DroppedError(f"The log has dropped position {end}.")

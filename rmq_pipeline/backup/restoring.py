@@ -17,7 +17,7 @@ from rmq_pipeline.archive.segment import INDEX, SUFFIX, Segment
 from rmq_pipeline.archive.segment_file import place
 from rmq_pipeline.backup import deriving
 from rmq_pipeline.backup.deriving import LOG, OF_HISTORY, Cut
-from rmq_pipeline.backup.destination import Destination
+from rmq_pipeline.backup.destination import DamagedBackupError, Destination
 from rmq_pipeline.backup.manifest import LogPart, Manifest, StoredFile, chosen
 from rmq_pipeline.backup.snapshot import TOPICS
 from rmq_pipeline.broker.work.home import FORMAT_FILE
@@ -82,7 +82,11 @@ def restore(
             cut = Cut.find(log, start=manifest.snapshot.position, at_ms=to_ms)
         deriving.truncate(home, cut.position)
         position, at_ms = cut.position, max(cut.at_ms, manifest.snapshot.at_ms)
-    deriving.derive(home, settings, without=OF_HISTORY)
+    if (end := deriving.derive(home, settings, without=OF_HISTORY)) != position:
+        raise DamagedBackupError(
+            f"Backup {manifest.number} of {destination} says that its log ends at {position}, and it"
+            f" ends at {end}. Delete {home}: it is incomplete."
+        )
     _tidy(root, manifest)
     finish_home(home, restoring.format_of(manifest))
     return Restored(manifest, at_ms, position, manifest.log_end - position)

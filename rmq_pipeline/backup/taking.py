@@ -22,7 +22,7 @@ from rmq_pipeline.broker.work.home import FORMAT_FILE
 from rmq_pipeline.errors import ConflictError
 from rmq_pipeline.flight.flags import SETTINGS_FILE
 from rmq_pipeline.store.database import FILE_NAME
-from rmq_pipeline.store.log.recovery import VALIDATED_FILE
+from rmq_pipeline.store.log.recovery import VALIDATED_FILE, LostLogError
 
 #: Small files of a home that a backup has; they may change at any time.
 _SMALL: Final = (FORMAT_FILE, SETTINGS_FILE, ACCESS_FILE, f"{LOG}/{VALIDATED_FILE}")
@@ -178,6 +178,11 @@ class _Taking:
         taken_at_ms = time.time_ns() // 1_000_000 - _UNDERWAY_MS
         log.look()
         copied = log.whole(start, known=kept)
+        if copied.end < snapshot.position:
+            raise LostLogError(
+                f"The log of {self._source.path} ends at position {copied.end}, and its state is of"
+                f" {snapshot.position}: frames are gone."
+            )
         parts = [self._store_part(log, part) for part in copied.parts]
         last, at_ms = copied.last_frame, copied.at_ms
         if before is not None and last is None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from rmq_pipeline.backup import manifest as deciding
 from rmq_pipeline.backup.destination import DamagedBackupError, Destination
 from rmq_pipeline.backup.forking import fork
+from rmq_pipeline.backup.log_files import LogFiles
 from rmq_pipeline.backup.restoring import RESTORING, restore
 from rmq_pipeline.backup.taking import Report, back_up
 from rmq_pipeline.broker import Broker
@@ -28,6 +30,7 @@ from rmq_pipeline.errors import (
     StorageError,
 )
 from rmq_pipeline.store.connection import FileCopier
+from rmq_pipeline.store.log.recovery import LostLogError
 from rmq_pipeline.text import format_ms
 from tests.broker.sealed_home import (
     assert_folders_hold,
@@ -399,6 +402,38 @@ def test_no_backup_and_no_fork_is_written_into_the_home(tmp_path: Path, name: st
         taken(broker, tmp_path / "backup")
 
     assert (home / "backup" / "precious").exists()
+
+
+def test_a_log_that_ends_before_the_state_is_refused(tmp_path: Path) -> None:
+    """A power cut may lose frames that dispatch has applied to a database that is on disk."""
+    with open_broker(tmp_path / "home") as broker:
+        broker.create_topic("plain", queues=1)
+        end = broker.engine.log.end
+        broker.send("plain", messages(4))
+    (path,) = (tmp_path / "home" / "log").glob("*.log")
+    os.truncate(path, 4096 + end)
+    os.truncate(path, 1 << 20)
+
+    with pytest.raises(LostLogError, match=f"ends at position {end}, and its state is of"):
+        back_up(
+            tmp_path / "home", Destination.open(str(tmp_path / "backup")), ask_broker=_never_asked
+        )
+
+    assert not list((tmp_path / "backup" / "manifests").iterdir())
+
+
+def test_a_log_file_that_is_replaced_under_its_name_is_read(tmp_path: Path) -> None:
+    """A log file without a frame is replaced if the next frame does not fit."""
+    with (
+        open_broker(tmp_path / "home") as broker,
+        closing(LogFiles.open(tmp_path / "home" / "log")) as log,
+    ):
+        broker.engine.log._roll(2 << 20, use_reserve=False)
+        broker.create_topic("plain", queues=1)
+
+        log.look()
+
+        assert log.whole(0).end == broker.engine.log.end > 0
 
 
 def test_objects_that_are_gone_are_stored_again(tmp_path: Path) -> None:
