@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Final, Self
 
@@ -134,6 +135,14 @@ class LogFiles:
     def seed(self) -> int:
         """Number that tells this log from others."""
         return self._files[0].seed
+
+    def first_ms(self) -> int:
+        """Return the time of the first frame that has one; 0: none of the first ones has."""
+        file = self._files[0]
+        for _, sections in islice(_sound(file, file.base, stop=None), _RECENT):
+            if at_ms := _time_of(file, [sections]):
+                return at_ms
+        return 0
 
     def end_by_headers(self) -> int:
         """Return the position after the last frame header; only headers of one file are read."""

@@ -2,7 +2,8 @@
 
 A backup has the derived state at a log position (the snapshot), every file that this state names,
 and the log from the first frame that is in none of these files up to ``log_end``. So it restores
-every moment from the snapshot's last frame to the time at which the end of the log was read.
+every moment from the snapshot's last frame to before the last frame: more frames of the same ms may
+follow that one. All times are those of frames: the clock of the machine plays no part.
 
 This module is pure: ``destination`` reads and writes what is decided here.
 """
@@ -22,7 +23,7 @@ from rmq_pipeline.text import format_ms
 FORMAT: Final = 1
 #: A new snapshot is taken once the log since the last one has this many bytes: a restore reads it.
 LOG_BYTES_MAX: Final = 256 * MIB
-_DAY_MS: Final = 86_400_000
+DAY_MS: Final = 86_400_000
 _KEEP: Final = re.compile(r"([1-9][0-9]{0,5})(d?)")
 
 
@@ -77,8 +78,6 @@ class Manifest:
 
     number: int
     home: str
-    #: When the end of the log was read: no frame of an earlier time can follow.
-    taken_at_ms: int
     snapshot: Snapshot
     log_end: int
     #: Time of the last frame.
@@ -94,8 +93,8 @@ class Manifest:
 
     @property
     def latest_ms(self) -> int:
-        """Last moment that it restores."""
-        return max(self.taken_at_ms, self.log_end_ms)
+        """Last moment that it restores; before the first one if only its end can be restored."""
+        return self.log_end_ms - 1
 
     @property
     def size(self) -> int:
@@ -108,7 +107,8 @@ class Manifest:
 
     def sizes(self) -> set[tuple[str, int]]:
         """Return the objects that it names, with their sizes."""
-        return {(each.sha256, each.size) for each in (*self.files, *self.log)}
+        files = {(each.sha256, each.size) for each in self.files}
+        return files | {(part.sha256, part.size) for part in self.log}
 
     def content(self) -> bytes:
         """Return the content of its file."""
@@ -130,6 +130,7 @@ class Manifest:
                     remedy="Restore it with the version of rmq_pipeline that wrote it.",
                 )
             last = said.pop("last_frame")
+            said.pop("taken_at_ms", None)  # manifests had it, by the clock of the machine
             found = cls(
                 files=tuple(StoredFile(**each) for each in said.pop("files")),
                 log=tuple(LogPart(**each) for each in said.pop("log")),
@@ -163,7 +164,8 @@ def chosen(manifests: Sequence[Manifest], at_ms: int | None) -> Manifest:
         f"{format_ms(first)} to {format_ms(last)}" for first, last in restorable(manifests)
     )
     raise RequestError(
-        f"The backups cannot restore {format_ms(at_ms)}. They restore {spans}.",
+        f"The backups cannot restore {format_ms(at_ms)}. They restore {spans or 'their ends'}. The"
+        f" last frame is of {format_ms(manifests[-1].log_end_ms)}.",
         remedy="Give a moment in one of these spans; without --to-time the last one is restored.",
     )
 
@@ -172,23 +174,38 @@ def restorable(manifests: Iterable[Manifest]) -> list[tuple[int, int]]:
     """Return the spans of time that can be restored, in ms since 1970, oldest first."""
     spans: list[tuple[int, int]] = []
     for first, last in sorted((each.earliest_ms, each.latest_ms) for each in manifests):
-        if spans and first <= spans[-1][1]:
+        if first > last:
+            continue
+        if spans and first <= spans[-1][1] + 1:
             spans[-1] = spans[-1][0], max(spans[-1][1], last)
         else:
             spans.append((first, last))
     return spans
 
 
-def dropped(manifests: Sequence[Manifest], *, keep: str, now_ms: int) -> list[Manifest]:
+def dropped(manifests: Sequence[Manifest], *, keep: str) -> list[Manifest]:
     """Return the manifests that are no longer kept; the newest one is always kept.
 
     Args:
         manifests: oldest first.
-        keep: a number of backups, or of days with a d: those that restore a moment of these days.
-        now_ms: the end of the days.
+        keep: a number of backups, or of days with a d: those that restore a moment of the days
+            before the newest frame.
 
     Raises:
         RequestError: ``keep`` is neither.
+    """
+    if (days := kept_days(keep)) is None:
+        return list(manifests[: -int(keep)])
+    since_ms = manifests[-1].log_end_ms - days * DAY_MS
+    late = [each for each in manifests if each.log_end_ms >= since_ms]
+    return list(manifests[: len(manifests) - max(1, len(late))])
+
+
+def kept_days(keep: str) -> int | None:
+    """Return for how many days backups are kept; None: a number of backups is kept.
+
+    Raises:
+        RequestError: it says neither.
     """
     found = _KEEP.fullmatch(keep)
     if found is None:
@@ -196,23 +213,4 @@ def dropped(manifests: Sequence[Manifest], *, keep: str, now_ms: int) -> list[Ma
             f"{keep!r} says neither how many backups to keep nor for how many days.",
             remedy="Give a number such as 30, or days such as 14d.",
         )
-    count = int(found[1])
-    if not found[2]:
-        return list(manifests[:-count])
-    since_ms = now_ms - count * _DAY_MS
-    late = [each for each in manifests if each.latest_ms >= since_ms]
-    return list(manifests[: len(manifests) - max(1, len(late))])
-
-
-def continues(previous: Manifest | None, *, first: int, end: int, is_same_log: bool) -> bool:
-    """Return True if a backup needs no new snapshot: the log goes on where the last one ended.
-
-    Args:
-        previous: the last backup.
-        first: position of the first frame that the home has.
-        end: end of its log.
-        is_same_log: the home's log has the last frame of the backup.
-    """
-    if previous is None or not is_same_log or first > previous.log_end:
-        return False
-    return end - previous.snapshot.position <= LOG_BYTES_MAX
+    return int(found[1]) if found[2] else None

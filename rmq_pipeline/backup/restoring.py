@@ -183,4 +183,4 @@ def _tidy(root: Root, manifest: Manifest) -> None:
         for file in manifest.files
         if file.path.startswith(f"{TOPICS}/") and not file.path.endswith(INDEX)
     ]
-    topic_manifest.tidy(root, segments, exists=lambda _: True, now_ms=manifest.taken_at_ms)
+    topic_manifest.tidy(root, segments, exists=lambda _: True, now_ms=manifest.log_end_ms)

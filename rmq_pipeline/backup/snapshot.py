@@ -135,7 +135,9 @@ class SourceHome:
         """
         taken = self.path / _TAKEN
         delete_copy(taken)  # of a backup that was killed
-        lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        position: int | None = None
+        waited_ms = 0.0
+        lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,7 +147,6 @@ class SourceHome:
             else:
                 delete_copies(self.path)  # of a broker that has died
                 self._copy_closed(taken)
-                position, waited_ms = None, 0.0
         finally:
             os.close(lock)
         try:
@@ -175,18 +176,24 @@ class SourceHome:
             remedy="Repeat the command when no other one calls copy_state.",
         )
 
-    def keyed_states(self, sealed_to: int) -> Iterator[Path]:
-        """Yield the files of the histories of keyed states up to a log position.
+    def keyed_states(self, sealed_to: int) -> list[Path]:
+        """Return the files of the histories of keyed states up to a log position.
 
         Raises:
-            FileNotFoundError: a file was merged with later ones meanwhile.
+            FileNotFoundError: files were merged or have expired meanwhile.
         """
-        for path in sorted((self.path / _STATES).glob("*/*-*.parquet")):
+        found = sorted((self.path / _STATES).glob("*/*-*.parquet"))
+        # A folder that is listed while files are merged may show neither the old nor the new one.
+        if found != sorted((self.path / _STATES).glob("*/*-*.parquet")):
+            raise FileNotFoundError(errno.ENOENT, "merged meanwhile", str(self.path / _STATES))
+        paths = []
+        for path in found:
             start, end = (int(each) for each in path.stem.split("-"))
             if start < sealed_to < end:
                 raise FileNotFoundError(errno.ENOENT, "merged meanwhile", str(path))
             if start < sealed_to:  # the others are written again from the log
-                yield path
+                paths.append(path)
+        return paths
 
     def _copy_closed(self, folder: Path) -> None:
         folder.mkdir(mode=0o700)

@@ -1,10 +1,10 @@
 """Taking a backup: files once, the state now and then, and the log to its end."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -19,15 +19,13 @@ from rmq_pipeline.backup.log_files import DroppedError, LogFiles
 from rmq_pipeline.backup.manifest import LogPart, Manifest, Snapshot, StoredFile
 from rmq_pipeline.backup.snapshot import TOPICS, AskBroker, SourceHome
 from rmq_pipeline.broker.work.home import FORMAT_FILE
-from rmq_pipeline.errors import ConflictError
+from rmq_pipeline.errors import ConflictError, StorageError
 from rmq_pipeline.flight.flags import SETTINGS_FILE
 from rmq_pipeline.store.database import FILE_NAME
 from rmq_pipeline.store.log.recovery import VALIDATED_FILE, LostLogError
 
 #: Small files of a home that a backup has; they may change at any time.
 _SMALL: Final = (FORMAT_FILE, SETTINGS_FILE, ACCESS_FILE, f"{LOG}/{VALIDATED_FILE}")
-#: A frame is on disk this long after the time in it, unless the disk hangs.
-_UNDERWAY_MS: Final = 1_000
 #: Times that a snapshot is taken again because files that it names went away meanwhile.
 _TRIES: Final = 5
 
@@ -63,6 +61,7 @@ def back_up(
     ask_broker: AskBroker,
     keep: str | None = None,
     unnamed_ms: int = UNNAMED_MS,
+    log_bytes_max: int = deciding.LOG_BYTES_MAX,
     tell: Tell = lambda _name, _size: None,
 ) -> Report:
     """Back up a home, live or stopped.
@@ -72,6 +71,7 @@ def back_up(
         destination: has the earlier backups of this home, or is empty.
         ask_broker: calls ``copy_state`` of the home's broker.
         keep: see ``manifest.dropped``; None: all backups are kept.
+        log_bytes_max: a new snapshot is taken once the log since the last one has more bytes.
         unnamed_ms: age of objects that no manifest names, from which on they are deleted.
         tell: reports progress.
 
@@ -81,7 +81,7 @@ def back_up(
         CorruptLogError: the log is damaged.
     """
     if keep is not None:
-        deciding.dropped((), keep=keep, now_ms=0)
+        deciding.kept_days(keep)
     source = SourceHome.open(home)
     if destination.folder is not None:
         source.check_outside(destination.folder)
@@ -89,35 +89,46 @@ def back_up(
         destination.claim(source.id)
         on_exit.enter_context(destination.alone())
         earlier = destination.manifests()
-        report = _taken(source, destination, earlier=earlier, ask_broker=ask_broker, tell=tell)
-        every = [*earlier, report.manifest]
-        if keep is not None:
-            gone = deciding.dropped(every, keep=keep, now_ms=report.manifest.taken_at_ms)
-            every = every[len(gone) :]
-            report.deleted_backups = len(gone)
-            report.deleted_objects = destination.forget(gone, kept=every, unnamed_ms=unnamed_ms)
-        else:
-            report.deleted_objects = destination.forget((), kept=every, unnamed_ms=unnamed_ms)
+        previous = earlier[-1] if earlier else None
+        report = _repeated(
+            lambda: _Taking(
+                source, destination, previous=previous, log_bytes_max=log_bytes_max, tell=tell
+            ).run(ask_broker),
+            source=source,
+        )
+        every = destination.manifests()
+        gone = [] if keep is None else _gone(destination, every, keep=keep)
+        every = every[len(gone) :]
+        report.deleted_backups = len(gone)
+        report.deleted_objects = destination.forget(gone, kept=every, unnamed_ms=unnamed_ms)
         report.spans = deciding.restorable(every)
     return report
 
 
-def _taken(
-    source: SourceHome,
-    destination: Destination,
-    *,
-    earlier: Sequence[Manifest],
-    ask_broker: AskBroker,
-    tell: Tell,
-) -> Report:
-    previous = earlier[-1] if earlier else None
-    may_continue = True
+def _gone(destination: Destination, every: Sequence[Manifest], *, keep: str) -> list[Manifest]:
+    """Return the oldest manifests that are no longer kept, by the log and by the store's times."""
+    found = deciding.dropped(every, keep=keep)
+    days = deciding.kept_days(keep)
+    if days is None:
+        return found
+    age_ms = days * deciding.DAY_MS
+    return [*takewhile(lambda each: destination.is_old(each, than=every[-1], age_ms=age_ms), found)]
+
+
+def _repeated(run: Callable[[], Report], *, source: SourceHome) -> Report:
+    missing: set[str] = set()
     for _ in range(_TRIES):
-        taking = _Taking(source, destination, previous=previous, tell=tell)
         try:
-            return taking.run(ask_broker, may_continue=may_continue)
-        except (_GoneError, DroppedError):
-            may_continue = False
+            return run()
+        except DroppedError:
+            continue
+        except _GoneError as error:
+            if (path := str(error)) in missing:
+                raise StorageError(
+                    f"{path} of {source.path} is missing, and the state names it.",
+                    remedy="Look with `rmq verify`. Older backups may still have the file.",
+                ) from error
+            missing.add(path)
     raise ConflictError(
         f"The files of {source.path} change faster than they can be copied.",
         remedy="Repeat the command: what was copied stays. Raise replaced_grace_ms.",
@@ -133,6 +144,7 @@ class _Taking:
         destination: Destination,
         *,
         previous: Manifest | None,
+        log_bytes_max: int,
         tell: Tell,
     ) -> None:
         self._source = source
@@ -141,41 +153,53 @@ class _Taking:
         self._tell = tell
         self._written = self._written_bytes = 0
         self._waited_ms = 0.0
+        self._log_bytes_max = log_bytes_max
         #: The log has all that the previous backup has, so files of the same name are the same.
         self._is_same_log = False
 
-    def run(self, ask_broker: AskBroker, *, may_continue: bool) -> Report:
-        """Copy everything, then publish the manifest."""
+    def run(self, ask_broker: AskBroker) -> Report:
+        """Copy everything, then publish the manifest.
+
+        If a new snapshot is due, a manifest of the old one with the log since comes first, so that
+        every moment between the two snapshots can be restored.
+        """
         before = self._previous
         with closing(LogFiles.open(self._source.path / LOG)) as log:
-            goes_on_there = before is not None and log.has(before.last_frame)
-            self._is_same_log = goes_on_there or (before is not None and _has_passed(log, before))
-            is_whole = before is not None and self._destination.holds(before)
-            known = before.log if before is not None and goes_on_there and is_whole else ()
-            goes_on = may_continue and deciding.continues(
-                before, first=log.first, end=log.end_by_headers(), is_same_log=bool(known)
-            )
-            if before is not None and goes_on:
-                snapshot, files = before.snapshot, self._unchanged(before)
-            else:
-                snapshot, files = self._snapshot(ask_broker)
-            files += [*self._small_files()]
-            return self._publish(log, snapshot, files=files, known=known, is_new=not goes_on)
+            self._is_same_log = before is not None and log.has(before.last_frame)
+            goes_on = before is not None and self._is_same_log and self._destination.holds(before)
+            if before is None or not goes_on:
+                return self._publish(log, *self._snapshot(ask_broker), known=None)
+            unchanged = [file for file in before.files if not _is_small(file.path)]
+            log_bytes = log.end_by_headers() - before.snapshot.position
+            if log_bytes <= self._log_bytes_max:
+                return self._publish(log, before.snapshot, unchanged, known=before)
+            snapshot, files = self._snapshot(ask_broker)
+            first = self._publish(log, before.snapshot, unchanged, known=before).manifest
+            return self._publish(log, snapshot, files, known=first)
 
     def _publish(
         self,
         log: LogFiles,
         snapshot: Snapshot,
-        *,
         files: Sequence[StoredFile],
-        known: Sequence[LogPart],
-        is_new: bool,
+        *,
+        known: Manifest | None,
     ) -> Report:
-        before = self._previous
-        base = log.base_of(snapshot.sealed_to)
-        kept = [part for part in known if part.base >= base]
-        start = before.log_end if before is not None and kept else base
-        taken_at_ms = time.time_ns() // 1_000_000 - _UNDERWAY_MS
+        """Publish a snapshot, with the log since.
+
+        Args:
+            log: the log of the home.
+            snapshot: its position, and
+            files: the files that it names.
+            known: an earlier backup of the same log, whose parts of the log are there.
+        """
+        is_new = known is None or known.snapshot != snapshot
+        kept = list(known.log) if known is not None else []
+        start = 0 if known is None else known.log_end
+        if is_new:
+            base = log.base_of(snapshot.sealed_to)
+            kept = [part for part in kept if part.base >= base]
+            start = start if kept else base
         log.look()
         copied = log.whole(start, known=kept)
         if copied.end < snapshot.position:
@@ -185,17 +209,18 @@ class _Taking:
             )
         parts = [self._store_part(log, part) for part in copied.parts]
         last, at_ms = copied.last_frame, copied.at_ms
-        if before is not None and last is None:
-            last, at_ms = before.last_frame, before.log_end_ms
+        if last is None and known is not None:
+            last, at_ms = known.last_frame, known.log_end_ms
+        if not snapshot.at_ms:  # nothing was dispatched yet
+            snapshot = replace(snapshot, at_ms=log.first_ms())
         manifest = Manifest(
             number=self._destination.next_number(),
             home=str(self._source.path),
-            taken_at_ms=taken_at_ms,
             snapshot=snapshot,
             log_end=copied.end,
             log_end_ms=max(at_ms, snapshot.at_ms),
             last_frame=last,
-            files=tuple(files),
+            files=(*files, *self._small_files()),
             log=(*kept, *parts),
         )
         self._destination.publish(manifest)
@@ -207,9 +232,6 @@ class _Taking:
             self._written_bytes,
             sum(part.size for part in parts),
         )
-
-    def _unchanged(self, before: Manifest) -> list[StoredFile]:
-        return [file for file in before.files if not _is_small(file.path)]
 
     def _snapshot(self, ask_broker: AskBroker) -> tuple[Snapshot, list[StoredFile]]:
         taken = self._source.snapshot(ask_broker)
@@ -232,7 +254,11 @@ class _Taking:
 
         def reader(name: str) -> Reader:
             def read() -> Iterator[bytes]:
-                with root.open(name) as file:
+                try:
+                    file = root.open(name)
+                except FileNotFoundError as error:
+                    raise _GoneError(f"{root}/{name}") from error
+                with file:
                     while piece := file.read(PIECE_BYTES):
                         yield piece
 
@@ -247,18 +273,16 @@ class _Taking:
         before = known.get(path) if self._is_same_log else None
         if before is not None and self._destination.has(before.sha256, before.size):
             return before
-        try:
-            return self._store(path, read)
-        except FileNotFoundError as error:
-            raise _GoneError(path) from error
+        return self._store(path, read)
 
     def _keyed_states(self, sealed_to: int) -> Iterator[StoredFile]:
         home = self._source.path
         try:
-            for path in self._source.keyed_states(sealed_to):
-                yield self._store(path.relative_to(home).as_posix(), _reader_of(path))
+            paths = self._source.keyed_states(sealed_to)
         except FileNotFoundError as error:
             raise _GoneError(str(error.filename)) from error
+        for path in paths:
+            yield self._store(path.relative_to(home).as_posix(), _reader_of(path))
 
     def _small_files(self) -> Iterator[StoredFile]:
         names = [*_SMALL]
@@ -283,12 +307,6 @@ class _Taking:
         return StoredFile(path, name, size)
 
 
-def _has_passed(log: LogFiles, before: Manifest) -> bool:
-    """Return True if the log has sealed and dropped all that the backup has of it."""
-    last = before.last_frame
-    return last is not None and last.seed == log.seed and last.position < log.first
-
-
 def _is_small(path: str) -> bool:
     return path in _SMALL or path.startswith(f"{TLS}/")
 
@@ -299,7 +317,11 @@ def _whole(content: bytes) -> Iterator[bytes]:
 
 def _reader_of(path: Path) -> Reader:
     def read() -> Iterator[bytes]:
-        with path.open("rb") as file:
+        try:
+            file = path.open("rb")
+        except FileNotFoundError as error:
+            raise _GoneError(str(path)) from error
+        with file:
             while piece := file.read(PIECE_BYTES):
                 yield piece
 

@@ -33,7 +33,7 @@ ToTime = Annotated[
     typer.Option("--to-time", metavar="TIME", help=f"Restore this moment: {MOMENT}."),
 ]
 _MIB: Final = 1 << 20
-_COLUMNS: Final = ("number", "taken", "earliest", "latest", "files", "bytes")
+_COLUMNS: Final = ("number", "earliest", "latest", "last_frame", "files", "bytes")
 
 
 def backup(
@@ -86,6 +86,7 @@ def backup(
         )
     for first, last in report.spans:
         show_message(f"Any moment can be restored from {format_ms(first)} to {format_ms(last)}.")
+    show_message(f"The last frame is of {format_ms(manifest.log_end_ms)}.")
 
 
 def restore(
@@ -114,7 +115,7 @@ def restore(
         show_fields(facts, as_json=True)
         return
     show_message(
-        f"{facts['home']} is as it was at {format_ms(to_ms or done.manifest.latest_ms)}; its last"
+        f"{facts['home']} is as it was at {format_ms(to_ms or done.at_ms)}; its last"
         f" frame is of {facts['last_frame']}. Start it: rmq broker --home {home}"
     )
 
@@ -277,11 +278,12 @@ def _bar(what: str) -> Iterator[Callable[[str, int], None]]:
 
 
 def _row(manifest: "Manifest") -> dict[str, Any]:
+    has_moments = manifest.earliest_ms <= manifest.latest_ms
     return {
         "number": manifest.number,
-        "taken": format_ms(manifest.taken_at_ms),
-        "earliest": format_ms(manifest.earliest_ms),
-        "latest": format_ms(manifest.latest_ms),
+        "earliest": format_ms(manifest.earliest_ms) if has_moments else None,
+        "latest": format_ms(manifest.latest_ms) if has_moments else None,
+        "last_frame": format_ms(manifest.log_end_ms),
         "files": len(manifest.files) + len(manifest.log),
         "bytes": manifest.size,
     }

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import time
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -126,16 +127,19 @@ def test_messages_segments_and_history_come_back(tmp_path: Path) -> None:
 
 
 def test_a_second_backup_writes_only_what_is_new(tmp_path: Path) -> None:
-    with open_broker(tmp_path / "home") as broker:
+    clock = ManualClock()
+    with open_broker(tmp_path / "home", clock) as broker:
         fill(broker)
         seal_all(broker)
         first = taken(broker, tmp_path / "backup")
+        clock.advance(1000)
         broker.send("plain", messages(1, body_bytes=1000))
         second = taken(broker, tmp_path / "backup")
 
     assert first.written_bytes > 100_000
     assert 1000 < second.written_bytes < 20_000
     assert not second.is_new_snapshot
+    assert first.spans == []
     assert second.spans == [(first.manifest.earliest_ms, second.manifest.latest_ms)]
 
 
@@ -201,7 +205,8 @@ def test_an_interrupted_backup_leaves_the_older_one(tmp_path: Path) -> None:
 
     assert left
     assert names(tmp_path / "other") == whole.manifest.objects() | young.manifest.objects()
-    restored(tmp_path / "backup", tmp_path / "again", first.manifest.earliest_ms)
+    assert Destination.open(str(tmp_path / "backup")).manifests() == [first.manifest]
+    restored(tmp_path / "backup", tmp_path / "again")
     restored(tmp_path / "other", tmp_path / "whole")
     with open_broker(tmp_path / "whole") as broker:
         assert stored(broker) == expected
@@ -265,8 +270,12 @@ def test_damage_of_a_backup_is_found_and_the_home_does_not_start(tmp_path: Path)
 
 
 def test_what_cannot_be_backed_up_or_restored_is_refused(tmp_path: Path) -> None:
-    with open_broker(tmp_path / "home") as broker:
+    clock = ManualClock()
+    with open_broker(tmp_path / "home", clock) as broker:
         fill(broker, rounds=1)
+        taken(broker, tmp_path / "backup")
+        clock.advance(1000)
+        broker.send("plain", messages(1))
         report = taken(broker, tmp_path / "backup")
         with pytest.raises(BusyError):
             back_up(
@@ -404,6 +413,82 @@ def test_no_backup_and_no_fork_is_written_into_the_home(tmp_path: Path, name: st
     assert (home / "backup" / "precious").exists()
 
 
+def test_no_moment_between_two_snapshots_is_missing(tmp_path: Path) -> None:
+    folder, clock = tmp_path / "backup", ManualClock()
+    expected: dict[int, int] = {}
+    reports: list[Report] = []
+    with open_broker(tmp_path / "home", clock) as broker:
+        broker.create_topic("plain", queues=1)
+        for _ in range(4):
+            for _ in range(3):
+                clock.advance(1000)
+                broker.send("plain", messages(1, body_bytes=2000))
+                expected[clock.now_ms() + 500] = broker.read(
+                    "plain", 0, offset=0, limit=99
+                ).num_rows
+            reports.append(taken(broker, folder, log_bytes_max=4000))
+            assert reports[-1].is_new_snapshot
+            seal_all(broker)
+
+    ((first_ms, last_ms),) = reports[-1].spans
+    within = [at_ms for at_ms in expected if first_ms <= at_ms <= last_ms]
+    assert len(within) >= 8, "all but those before the first and after the last backup"
+    for at_ms in within[-8::2]:
+        again = tmp_path / str(at_ms)
+        restored(folder, again, at_ms)
+        with at_clock(again, at_ms) as broker:
+            assert broker.read("plain", 0, offset=0, limit=99).num_rows == expected[at_ms]
+
+
+def test_a_span_ends_before_frames_that_may_have_company(tmp_path: Path) -> None:
+    """The clock of the machine is years ahead of the broker's: it claims nothing."""
+    folder, clock = tmp_path / "backup", ManualClock()
+    with open_broker(tmp_path / "home", clock) as broker:
+        broker.create_topic("plain", queues=1)
+        clock.advance(1000)
+        broker.send("plain", messages(2))
+        sent_ms = clock.now_ms()
+        broker.sql("SELECT 1")  # waits for dispatch
+        taken(broker, folder)
+        broker.send("plain", messages(5))  # in the same ms
+        clock.advance(1000)
+        broker.send("plain", messages(1))
+        for at_ms in (sent_ms, sent_ms + 60_000):
+            with pytest.raises(RequestError, match="cannot restore"):
+                restored(folder, tmp_path / "never", at_ms)
+        report = taken(broker, folder)
+    assert report.spans == [(sent_ms, sent_ms + 999)]
+
+    restored(folder, tmp_path / "again", sent_ms)
+    with at_clock(tmp_path / "again", sent_ms) as broker:
+        assert broker.read("plain", 0, offset=0, limit=99).num_rows == 7
+
+
+def test_days_are_counted_by_the_log_and_by_the_store(tmp_path: Path) -> None:
+    folder, clock = tmp_path / "backup", ManualClock()
+    with open_broker(tmp_path / "home", clock) as broker:
+        broker.create_topic("plain", queues=1)
+        taken(broker, folder)
+        clock.advance(30 * 86_400_000)  # a clock that was wrong for a moment
+        broker.send("plain", messages(1))
+        assert taken(broker, folder, keep="14d").deleted_backups == 0
+        old_s = time.time() - 15 * 86_400
+        os.utime(folder / "manifests" / f"{1:020d}.json", (old_s, old_s))
+        assert taken(broker, folder, keep="14d").deleted_backups == 1
+
+
+def test_a_file_that_stays_away_is_named(tmp_path: Path) -> None:
+    with open_broker(tmp_path / "home") as broker:
+        fill(broker, rounds=1)
+        seal_all(broker)
+        broker.sql("SELECT 1")  # waits for dispatch, so that the state names the files
+        for gone in (tmp_path / "home" / "events").iterdir():
+            gone.unlink()
+
+        with pytest.raises(StorageError, match=r"parquet of .* is missing, and the state names it"):
+            taken(broker, tmp_path / "backup")
+
+
 def test_a_log_that_ends_before_the_state_is_refused(tmp_path: Path) -> None:
     """A power cut may lose frames that dispatch has applied to a database that is on disk."""
     with open_broker(tmp_path / "home") as broker:
@@ -442,13 +527,14 @@ def test_objects_that_are_gone_are_stored_again(tmp_path: Path) -> None:
         fill(broker, rounds=1)
         seal_all(broker)
         first = taken(broker, folder).manifest
-        for gone in (first.files[0].sha256, first.log[0].sha256, first.files[-1].sha256):
+        segment = next(each.sha256 for each in first.files if each.path.startswith("topics/"))
+        for gone in (first.files[0].sha256, first.log[0].sha256, segment):
             (folder / "objects" / gone[:2] / gone).unlink()
         broker.send("plain", messages(3))
         taken(broker, folder)
         expected = stored(broker)
 
-    assert first.objects() <= names(folder)
+    assert segment in names(folder)
     restored(folder, tmp_path / "again")
     with open_broker(tmp_path / "again") as broker:
         assert stored(broker) == expected
@@ -513,15 +599,15 @@ def test_a_folder_of_something_else_stays_as_it_was(tmp_path: Path) -> None:
 
 
 def made(number: int, first_ms: int, last_ms: int) -> deciding.Manifest:
-    return deciding.Manifest(
-        number, "/home", last_ms, deciding.Snapshot(0, first_ms, 0), 10, last_ms, None, (), ()
-    )
+    state = deciding.Snapshot(0, first_ms, 0)
+    return deciding.Manifest(number, "/home", state, 10, last_ms + 1, None, (), ())
 
 
 def test_the_newest_backup_of_a_moment_is_chosen() -> None:
     backups = [made(1, 10, 20), made(2, 10, 30), made(3, 40, 50)]
 
     assert deciding.restorable(backups) == [(10, 30), (40, 50)]
+    assert deciding.restorable([*backups, made(4, 51, 60), made(5, 80, 79)]) == [(10, 30), (40, 60)]
     chosen = {at: deciding.chosen(backups, at).number for at in (10, 25, 30, 40, 50)}
     assert chosen == {10: 2, 25: 2, 30: 2, 40: 3, 50: 3}
     assert deciding.chosen(backups, None).number == 3
@@ -535,7 +621,7 @@ def test_backups_are_kept_by_number_or_by_days() -> None:
     backups = [made(n, n * day, n * day + 1) for n in range(1, 11)]
 
     def gone(keep: str) -> list[int]:
-        return [each.number for each in deciding.dropped(backups, keep=keep, now_ms=10 * day)]
+        return [each.number for each in deciding.dropped(backups, keep=keep)]
 
     assert gone("10") == []
     assert gone("3") == [1, 2, 3, 4, 5, 6, 7]

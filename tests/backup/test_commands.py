@@ -34,7 +34,7 @@ def test_a_live_home_is_backed_up_and_restored(served: Served, tmp_path: Path) -
     done = process(RMQ, "restore", dest, str(again))
 
     assert "the snapshot is new" in first.stdout, first.stderr
-    assert "Any moment can be restored from 20" in first.stdout
+    assert "The last frame is of 20" in first.stdout
     said = json.loads(second.stdout)
     assert (said["number"], said["deleted_backups"], said["is_new_snapshot"]) == (2, 1, False)
     listed = json.loads(process(RMQ, "backup", dest, "--list", "--json").stdout)
@@ -65,7 +65,7 @@ def test_an_error_of_a_moment_names_those_that_can_be_restored(
     done = process(RMQ, "restore", str(tmp_path / "b"), str(tmp_path / "h"), "--to-time", "1000")
 
     assert done.returncode == 1
-    assert "cannot restore 1970-01-01T00:00:01.000Z. They restore 20" in done.stderr
+    assert "cannot restore 1970-01-01T00:00:01.000Z. They restore " in done.stderr
     assert not (tmp_path / "h").exists()
 
 

@@ -98,7 +98,7 @@ def test_a_restored_second_is_what_it_was(served: Served, tmp_path: Path) -> Non
             last = backed_up(home, folder)
         finally:
             traffic.stop()
-        moment_ms = quiet_ms(client, last["latest"], first["latest"])
+        moment_ms = quiet_ms(client, last["latest"], first["last_frame"])
         then = {view: asked(client, f"{view}_at({timestamp(moment_ms)})") for view in VIEWS}
         count = stored_until(client, moment_ms)
 
