@@ -8,8 +8,8 @@ Of now it is a snapshot of the database, the log since, and the files that the s
 share their blocks with the files of the home, or are the same files by a second name. Files of
 messages and of the history never change, so neither home sees what the other one does.
 
-A fork has no users, certificates and addresses. Nothing of the home is opened for writing, so
-that a broker may run on it.
+A fork has no users, certificates, addresses and records of sinks. No file of the home is changed but
+the lock of backups, so that a broker may run on it.
 """
 
 import os
@@ -22,22 +22,22 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from rmq_pipeline import durable_files
-from rmq_pipeline.archive import manifest as topic_manifest
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.archive.segment_file import place
 from rmq_pipeline.backup import deriving
 from rmq_pipeline.backup.deriving import LOG, OF_HISTORY, OF_SINKS, Cut, derive
 from rmq_pipeline.backup.log_files import DroppedError, LogFiles
-from rmq_pipeline.backup.restoring import finish_home, settings_of, start_home
+from rmq_pipeline.backup.restoring import finish_home, settings_of, start_home, tidy
 from rmq_pipeline.backup.snapshot import TOPICS, AskBroker, SourceHome
 from rmq_pipeline.broker.work.home import FORMAT_FILE, FORMATS
-from rmq_pipeline.errors import ConflictError, RequestError
+from rmq_pipeline.errors import ConflictError, RequestError, StorageError
 from rmq_pipeline.flight.flags import SETTINGS_FILE
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.storage.local import LocalRoot
 from rmq_pipeline.store.database import FILE_NAME
 from rmq_pipeline.store.log import frame, log_file
 from rmq_pipeline.store.log.recovery import VALIDATED_FILE
+from rmq_pipeline.store.stored_state import forget_sinks
 
 _PIECE_BYTES: Final = 16 << 20
 #: Entries of the settings file that a fork has, too.
@@ -270,13 +270,22 @@ def _fork_now(
     home: SourceHome, target: Path, *, ask_broker: AskBroker, tell: Callable[[str, int], None]
 ) -> Forked:
     settings = _give_settings(home.path, target)
+    missing: set[str] = set()
     for _ in range(_TRIES):
         forking = _Forking(home, target, tell=tell)
         try:
             return forking.run(ask_broker, settings)
-        except (FileNotFoundError, DroppedError):  # merged, or sealed and dropped meanwhile
-            for name in (LOG, TOPICS, *HISTORY, FILE_NAME):
-                _remove(target / name)
+        except DroppedError:  # sealed and dropped meanwhile
+            pass
+        except FileNotFoundError as error:  # merged meanwhile, if it does not happen again
+            if (path := str(error.filename or error)) in missing:
+                raise StorageError(
+                    f"{path} of {home.path} is missing, and the state names it.",
+                    remedy="Look with `rmq verify`.",
+                ) from error
+            missing.add(path)
+        for name in (LOG, TOPICS, *HISTORY, FILE_NAME):
+            _remove(target / name)
     raise ConflictError(
         f"The files of {home.path} change faster than they can be linked.",
         remedy="Fork again, or stop the broker first.",
@@ -300,19 +309,18 @@ class _Forking:
             taken = home.snapshot(ask_broker)
             facts = taken.facts
             shutil.move(taken.path, target / FILE_NAME)
-            segments = []
             for path in sorted(facts.files):
                 if path.startswith(f"{TOPICS}/"):
-                    segments.append(Segment.from_path(path.partition("/")[2]))
-                    self._segment(segments[-1], root)
+                    self._segment(Segment.from_path(path.partition("/")[2]), root)
                 else:
                     self._share(home.path / path, target / path)
             for state in home.keyed_states(facts.sealed_to):
                 self._share(state, target / state.relative_to(home.path))
-            self._write_log(log, log.base_of(facts.sealed_to))
-        derive(target, settings, without=OF_HISTORY)
-        at_ms = int(datetime.now(UTC).timestamp() * 1000)
-        topic_manifest.tidy(root, segments, exists=lambda _: True, now_ms=at_ms)
+            copied_ms = self._write_log(log, log.base_of(facts.sealed_to))
+        forget_sinks(target / FILE_NAME)
+        derive(target, settings, without=OF_HISTORY | OF_SINKS)
+        at_ms = max(copied_ms, facts.last_at_ms)
+        tidy(target, root, now_ms=at_ms)
         return Forked(at_ms, self._shared, self._copied)
 
     def _segment(self, segment: Segment, root: LocalRoot) -> None:
@@ -339,11 +347,13 @@ class _Forking:
             self._copied += 1
         self._tell(str(source), target.stat().st_size)
 
-    def _write_log(self, log: LogFiles, start: int) -> None:
+    def _write_log(self, log: LogFiles, start: int) -> int:
+        """Copy the log from a position on, and return the time of its last frame."""
         folder = self._target / LOG
         folder.mkdir()
         log.look()
-        for part in log.whole(start).parts:
+        copied = log.whole(start)
+        for part in copied.parts:
             path = log_file.path_of(folder, part.base)
             with path.open("ab") as file:
                 for piece in log.pieces(part):
@@ -353,6 +363,7 @@ class _Forking:
             os.truncate(path, log_file.whole_pages(path.stat().st_size + frame.HEADER_BYTES))
         if (self._home.path / LOG / VALIDATED_FILE).exists():
             shutil.copyfile(self._home.path / LOG / VALIDATED_FILE, folder / VALIDATED_FILE)
+        return copied.at_ms
 
 
 def _empty(target: Path) -> None:

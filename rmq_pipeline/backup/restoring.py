@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rmq_pipeline import durable_files
 from rmq_pipeline.archive import manifest as topic_manifest
-from rmq_pipeline.archive.segment import INDEX, SUFFIX, Segment
+from rmq_pipeline.archive.segment import SUFFIX, Segment
 from rmq_pipeline.archive.segment_file import place
 from rmq_pipeline.backup import deriving
 from rmq_pipeline.backup.deriving import LOG, OF_HISTORY, Cut
@@ -27,7 +27,9 @@ from rmq_pipeline.flight.flags import SETTINGS_FILE, checked
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.storage.local import LocalRoot
 from rmq_pipeline.storage.root import Root
+from rmq_pipeline.store.database import FILE_NAME
 from rmq_pipeline.store.log import frame, log_file
+from rmq_pipeline.store.stored_state import finish_copy
 
 #: Content of the format file until the home is complete.
 RESTORING: Final = b"restoring\n"
@@ -87,7 +89,7 @@ def restore(
             f"Backup {manifest.number} of {destination} says that its log ends at {position}, and it"
             f" ends at {end}. Delete {home}: it is incomplete."
         )
-    _tidy(root, manifest)
+    tidy(home, root, now_ms=at_ms)
     finish_home(home, restoring.format_of(manifest))
     return Restored(manifest, at_ms, position, manifest.log_end - position)
 
@@ -152,6 +154,8 @@ def start_home(home: Path) -> None:
     """
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise ConflictError(f"{home} is not empty.", remedy="Give a new or an empty folder.")
+    if home.exists() and os.geteuid() and home.stat().st_uid != os.geteuid():
+        raise ConflictError(f"{home} belongs to another user.", remedy="Give a new folder.")
     durable_files.make_folder(home)
     durable_files.replace(home / FORMAT_FILE, RESTORING)
 
@@ -176,11 +180,14 @@ def settings_of(home: Path) -> Settings:
     return checked(chosen)
 
 
-def _tidy(root: Root, manifest: Manifest) -> None:
-    """Show the segments to readers of the folders, and write the manifests of the topics."""
+def tidy(home: Path, root: Root, *, now_ms: int) -> None:
+    """Show the segments to readers of the folders, and write the manifests of the topics.
+
+    Expired segments do not count any more if the log has expired them after the snapshot.
+    """
     segments = [
-        Segment.from_path(file.path.partition("/")[2])
-        for file in manifest.files
-        if file.path.startswith(f"{TOPICS}/") and not file.path.endswith(INDEX)
+        Segment.from_path(path.partition("/")[2])
+        for path in sorted(finish_copy(home / FILE_NAME).files)
+        if path.startswith(f"{TOPICS}/")
     ]
-    topic_manifest.tidy(root, segments, exists=lambda _: True, now_ms=manifest.log_end_ms)
+    topic_manifest.tidy(root, segments, exists=lambda _: True, now_ms=now_ms)

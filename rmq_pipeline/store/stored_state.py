@@ -279,3 +279,10 @@ def finish_copy(path: Path) -> CopyFacts:
     except duckdb.Error as error:
         raise ValueError(str(error).partition("\n")[0]) from error
     return CopyFacts(dispatched, at_ms, sealed_to, frozenset(file for (file,) in files))
+
+
+def forget_sinks(path: Path) -> None:
+    """Remove all records of sinks from a database that no broker has open."""
+    with duckdb.connect(path, config={"threads": 1}) as connection:
+        for statement in ("forget_all_sink_files", "forget_all_sink_replacements"):
+            connection.execute(named(statement))

@@ -6,12 +6,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from rmq_pipeline import schema
 from rmq_pipeline.backup.forking import fork
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.errors import ConflictError, RequestError
+from rmq_pipeline.errors import ConflictError, RequestError, StorageError
 from tests.broker.sealed_home import (
     assert_folders_hold,
     fill,
@@ -42,6 +44,7 @@ def live(tmp_path: Path) -> Iterator[Broker]:
         clock.advance(60_000)
         seal_all(broker)
         broker.send("plain", messages(30))
+        broker.sql("SELECT 1")  # waits for dispatch, so that a copied state names the files
         yield broker
 
 
@@ -66,6 +69,29 @@ def test_a_fork_of_now_shares_the_files_and_goes_its_own_way(live: Broker, tmp_p
     seal_all(live)
     assert_folders_hold(tmp_path / "home", expected)
     assert not list((tmp_path / "home").glob(".state-*/*"))
+
+
+def test_a_fork_of_now_has_no_records_of_sinks(live: Broker, tmp_path: Path) -> None:
+    file = {"path": "h1/a", "rows": 1, "bytes": 10, "partition": "h1", "offsets": None}
+    files = pa.Table.from_pylist([file], schema=schema.SINK_FILE)
+    live.settle("readers", schema.OUTCOME.empty_table(), sink_files=files)
+    live.sql("SELECT 1")  # waits for dispatch
+
+    fork(tmp_path / "home", tmp_path / "fork", at_ms=None, ask_broker=live.copy_state)
+
+    assert live.sink_files("readers").num_rows == 1
+    with open_broker(tmp_path / "fork", ManualClock(live.engine.clock.now_ms())) as forked:
+        assert forked.sink_files("readers").num_rows == 0
+
+
+def test_a_file_that_stays_away_is_named(live: Broker, tmp_path: Path) -> None:
+    for gone in (tmp_path / "home" / "events").iterdir():
+        gone.unlink()
+
+    with pytest.raises(StorageError, match=r"parquet of .* is missing, and the state names it"):
+        fork(tmp_path / "home", tmp_path / "fork", at_ms=None, ask_broker=live.copy_state)
+
+    assert not list((tmp_path / "fork").iterdir())
 
 
 def test_a_fork_of_a_moment_is_what_the_source_says_of_it(tmp_path: Path) -> None:

@@ -47,6 +47,14 @@ FROM staged_events WHERE kind = $SINK_REPLACED ORDER BY seq;
 -- In: $before_ms. Out: no files that were removed before then.
 DELETE FROM store.sink_files WHERE removed_at_ms < $before_ms;
 
+-- name: forget_all_sink_files
+-- In: nothing. Out: no files of sinks: a fork has none.
+DELETE FROM store.sink_files;
+
+-- name: forget_all_sink_replacements
+-- In: nothing. Out: no replacements in sinks.
+DELETE FROM store.sink_replacements;
+
 -- name: state_sinks
 -- In: nothing. Out: a row a group with a sink: its version, and that of its last replacement.
 SELECT group_id, max(version) AS version, max(replaced) AS replaced
