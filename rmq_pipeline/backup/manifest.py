@@ -140,11 +140,28 @@ class Manifest:
             )
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"it is no manifest: {error!r}") from error
+        for each in (found, found.snapshot, *found.files, *found.log, found.last_frame):
+            _check_types(each)
+        base, stop = -1, 0
+        for part in found.log:
+            if part.start != (stop if part.base == base else 0) or part.stop <= part.start:
+                raise ValueError(f"its log has a hole in file {part.base}")
+            base, stop = part.base, part.stop
         for file in found.files:
             parts = PurePosixPath(file.path).parts
             if not parts or ".." in parts or PurePosixPath(file.path).is_absolute():
                 raise ValueError(f"it names {file.path!r}, which is not in a home")
         return found
+
+
+def _check_types(part: Any) -> None:
+    """Check the numbers and texts of a part of a manifest."""
+    for name, kind in getattr(type(part), "__annotations__", {}).items():
+        value = getattr(part, name)
+        if kind in {int, str} and type(value) is not kind:
+            raise ValueError(f"{name} is {value!r}")
+        if kind is int and value < 0:
+            raise ValueError(f"{name} is {value}")
 
 
 def chosen(manifests: Sequence[Manifest], at_ms: int | None) -> Manifest:

@@ -71,10 +71,14 @@ class SourceHome:
                 f"{path} is no home of a broker, or cannot be read: {error}.",
                 remedy="Give --home, and run the command as the user of the broker.",
             ) from error
+        if text == "restoring":
+            raise RequestError(
+                f"{path} is an incomplete restore.", remedy="Delete it, and restore it again."
+            )
         if text not in FORMATS:
             raise RequestError(
                 f"{path} has format {text!r}; this version reads {' and '.join(FORMATS)}.",
-                remedy="Back it up with the version of rmq_pipeline that wrote it.",
+                remedy="Use the version of rmq_pipeline that wrote it.",
             )
         if (path / STORE_FILE).exists():
             raise RequestError(
