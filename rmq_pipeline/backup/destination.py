@@ -42,7 +42,7 @@ Reader = Callable[[], Iterator[bytes]]
 class DamagedBackupError(OperatorError):
     """A file of a backup is missing, or does not match its checksum."""
 
-    remedy = "Restore an older backup: give a --to-time before this one."
+    remedy = "Delete the incomplete home, and restore an older backup: give a --to-time before it."
 
 
 class Destination:
@@ -199,8 +199,12 @@ class Destination:
 
         root = self._root
         if not isinstance(root, LocalRoot):
-            with root.create(path) as file:  # an object exists once the stream is closed
-                fill(file)
+            try:
+                with root.create(path) as file:  # an object exists once the stream is closed
+                    fill(file)
+            except BaseException:  # which closes the stream, too
+                root.delete(path)
+                raise
             return
         part = f"{OBJECTS}/{secrets.token_hex(8)}{UNFINISHED}"
         try:
@@ -277,6 +281,23 @@ class Destination:
             with suppress(FileNotFoundError):
                 self._root.delete(path)
         return len(gone)
+
+    def damage(self, manifests: Sequence[Manifest]) -> Iterator[tuple[int, str]]:
+        """Read all that backups name; yield each damaged object, and the first backup that has it.
+
+        A manifest that cannot be read is not among them: ``manifests`` logs it.
+        """
+        seen: set[str] = set()
+        for manifest in manifests:
+            for name, size in sorted(manifest.sizes()):
+                if name in seen:
+                    continue
+                seen.add(name)
+                try:
+                    for _ in self.content(name, size):
+                        pass
+                except DamagedBackupError as error:
+                    yield manifest.number, error.message
 
     def content(self, name: str, size: int) -> Iterator[bytes]:
         """Yield the content of an object; the caller uses it only after the last piece.

@@ -20,6 +20,7 @@ from rmq_pipeline.cli.output import (
 from rmq_pipeline.text import format_ms, parse_ms
 
 if TYPE_CHECKING:
+    from rmq_pipeline.backup.destination import Destination
     from rmq_pipeline.backup.manifest import Manifest
     from rmq_pipeline.backup.repairing import Plan
     from rmq_pipeline.backup.taking import Report
@@ -50,6 +51,10 @@ def backup(
     listed: Annotated[
         bool, typer.Option("--list", help="List the backups of DEST, and take none.")
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Read all that the backups of DEST name, and take none."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Back up a home, also while its broker runs: only what is new is copied.
@@ -65,6 +70,9 @@ def backup(
     if listed:
         rows = [_row(each) for each in destination.manifests()]
         show_rows(rows, as_json=as_json, columns=_COLUMNS, empty="There is no backup.")
+        return
+    if check:
+        _check(destination, as_json=as_json)
         return
     where = (home or default_home()).absolute()
     with _bar("copying") as tell:
@@ -87,6 +95,17 @@ def backup(
     for first, last in report.spans:
         show_message(f"Any moment can be restored from {format_ms(first)} to {format_ms(last)}.")
     show_message(f"The last frame is of {format_ms(manifest.log_end_ms)}.")
+
+
+def _check(destination: "Destination", *, as_json: bool) -> None:
+    manifests = destination.manifests()
+    rows = [
+        {"number": number, "damage": message} for number, message in destination.damage(manifests)
+    ]
+    sound = f"All files of {len(manifests)} backups match their checksums."
+    show_rows(rows, as_json=as_json, columns=("number", "damage"), empty=sound)
+    if rows:
+        raise typer.Exit(1)
 
 
 def restore(

@@ -8,11 +8,13 @@ import shutil
 import stat
 import time
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow.fs import LocalFileSystem
 
 from rmq_pipeline.backup import manifest as deciding
 from rmq_pipeline.backup.destination import DamagedBackupError, Destination
@@ -30,6 +32,7 @@ from rmq_pipeline.errors import (
     RequestError,
     StorageError,
 )
+from rmq_pipeline.storage.remote import RemoteRoot
 from rmq_pipeline.store.connection import FileCopier
 from rmq_pipeline.store.log.recovery import LostLogError
 from rmq_pipeline.text import format_ms
@@ -583,6 +586,47 @@ def test_two_homes_with_one_id_take_turns_and_delete_nothing_young(tmp_path: Pat
     assert len(refused) == 1
     assert report.deleted_objects == 0, "the damaged manifest may name any object"
     assert manifest.exists()
+
+
+def test_expired_segments_are_not_shown_in_a_restored_home(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with open_broker(tmp_path / "home", clock) as broker:
+        fill(broker, rounds=1)
+        seal_all(broker)
+        broker.sql("SELECT 1")  # waits for dispatch
+        taken(broker, tmp_path / "backup")
+        broker.alter_topic("plain", retention_ms=3_600_000)
+        clock.advance(7_200_000)
+        assert broker.expire()["segments"] > 0
+        assert not taken(broker, tmp_path / "backup").is_new_snapshot
+
+    restored(tmp_path / "backup", tmp_path / "again")
+
+    assert list((tmp_path / "again").glob("topics/ordered/*/q*/*"))
+    assert not list((tmp_path / "again").glob("topics/plain/*/q*/*"))
+
+
+def test_a_damaged_manifest_is_left_out() -> None:
+    part = deciding.LogPart(0, 0, 5000, "a")
+    whole = replace(made(1, 10, 20), log=(part, replace(part, start=5000, stop=6000)))
+    assert deciding.Manifest.parse(whole.content()) == whole
+
+    for log in ((replace(part, start=64),), (part, replace(part, start=5064, stop=6000))):
+        with pytest.raises(ValueError, match="hole"):
+            deciding.Manifest.parse(replace(whole, log=log).content())
+    for wrong in ({"log_end": "x"}, {"log_end": -1}, {"home": 5}):
+        with pytest.raises(ValueError, match=r" is "):
+            deciding.Manifest.parse(replace(whole, **wrong).content())
+
+
+def test_a_file_that_changes_while_it_is_copied_leaves_no_object(tmp_path: Path) -> None:
+    root = RemoteRoot(LocalFileSystem(), str(tmp_path), address="mock://x")
+    pieces = iter((b"before", b"after"))
+
+    with pytest.raises(OSError, match="changed while it was copied"):
+        Destination(root).put(lambda: iter((next(pieces),)))
+
+    assert names(tmp_path) == set()
 
 
 def test_a_folder_of_something_else_stays_as_it_was(tmp_path: Path) -> None:

@@ -41,6 +41,11 @@ def test_a_live_home_is_backed_up_and_restored(served: Served, tmp_path: Path) -
     assert [row["number"] for row in listed] == [2]
     assert done.stdout.startswith(f"{again} is as it was at 20"), done.stderr
     assert process(RMQ, "verify", "--home", str(again)).returncode == 0
+    sound = process(RMQ, "backup", dest, "--check")
+    assert (sound.returncode, sound.stdout[:9]) == (0, "All files"), sound.stderr
+    next((tmp_path / "backup" / "objects").glob("*/*")).write_bytes(b"flipped")
+    damaged = process(RMQ, "backup", dest, "--check")
+    assert (damaged.returncode, "does not match its" in damaged.stdout) == (1, True)
     with Broker.open(again, upkeep="none") as broker:
         assert broker.read("orders", 0, offset=0, limit=10).num_rows == 7
 
