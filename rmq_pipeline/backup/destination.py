@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +36,8 @@ PIECE_BYTES: Final = 8 << 20
 #: An object that no manifest names may be of a backup that is running; after this it is not.
 UNNAMED_MS: Final = 86_400_000
 
+_MANIFEST: Final = re.compile(f"{MANIFESTS}/[0-9]{{20}}[.]json")
+
 #: Returns the content of a file, piece by piece; each call begins again.
 Reader = Callable[[], Iterator[bytes]]
 
@@ -51,6 +54,8 @@ class Destination:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._sizes: dict[str, int] = {}
+        #: What was published here since ``claim``.
+        self.published: list[Manifest] = []
 
     def __str__(self) -> str:
         """Return the address without secrets."""
@@ -83,7 +88,7 @@ class Destination:
             ConflictError: it has the backups of another home, or other files.
             StorageRootError: two writers of a manifest could replace each other's file.
         """
-        root = self._root
+        root, self.published = self._root, []
         root.create_folder()
         if not root.exists(MARK):
             strangers = [path for path in root.files("") if not path.endswith(UNFINISHED)]
@@ -235,6 +240,7 @@ class Destination:
         except ConflictError:
             self._root.delete(path)
             raise
+        self.published.append(manifest)
 
     def _check_whole(self, manifest: Manifest) -> None:
         self._sizes = self._root.files(OBJECTS)
@@ -246,11 +252,15 @@ class Destination:
                 " Then repeat the command: it stores them again.",
             )
 
-    def is_old(self, manifest: Manifest, *, than: Manifest, age_ms: int) -> bool:
-        """Return True if a manifest was written so long before another one, as the store says."""
-        written = self._root.modified_ms(MANIFESTS)
-        old, new = written.get(_path(manifest)), written.get(_path(than))
-        return old is not None and new is not None and new - old >= age_ms
+    def age_ms(self) -> dict[int, int]:
+        """Return how long before the newest manifest each one was written, as the store says."""
+        written = {
+            int(Path(path).stem): at_ms
+            for path, at_ms in self._root.modified_ms(MANIFESTS).items()
+            if _MANIFEST.fullmatch(path)
+        }
+        newest_ms = written[max(written)] if written else 0
+        return {number: newest_ms - at_ms for number, at_ms in written.items()}
 
     def forget(
         self, manifests: Sequence[Manifest], *, kept: Sequence[Manifest], unnamed_ms: int

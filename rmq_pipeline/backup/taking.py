@@ -96,7 +96,7 @@ def back_up(
             ).run(ask_broker),
             source=source,
         )
-        every = destination.manifests()
+        every = [*earlier, *destination.published]
         gone = [] if keep is None else _gone(destination, every, keep=keep)
         every = every[len(gone) :]
         report.deleted_backups = len(gone)
@@ -111,8 +111,9 @@ def _gone(destination: Destination, every: Sequence[Manifest], *, keep: str) -> 
     days = deciding.kept_days(keep)
     if days is None:
         return found
-    age_ms = days * deciding.DAY_MS
-    return [*takewhile(lambda each: destination.is_old(each, than=every[-1], age_ms=age_ms), found)]
+    age_ms = destination.age_ms()
+    wanted_ms = days * deciding.DAY_MS
+    return [*takewhile(lambda each: age_ms.get(each.number, 0) >= wanted_ms, found)]
 
 
 def _repeated(run: Callable[[], Report], *, source: SourceHome) -> Report:
