@@ -8,8 +8,8 @@ Of now it is a snapshot of the database, the log since, and the files that the s
 share their blocks with the files of the home, or are the same files by a second name. Files of
 messages and of the history never change, so neither home sees what the other one does.
 
-A fork has no users, certificates, addresses and records of sinks. No file of the home is changed but
-the lock of backups, so that a broker may run on it.
+A fork has no users, certificates, addresses and records of sinks. No file of the home is changed
+but the lock of backups, so that a broker may run on it.
 """
 
 import os

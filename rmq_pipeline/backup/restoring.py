@@ -86,8 +86,8 @@ def restore(
         position, at_ms = cut.position, max(cut.at_ms, manifest.snapshot.at_ms)
     if (end := deriving.derive(home, settings, without=OF_HISTORY)) != position:
         raise DamagedBackupError(
-            f"Backup {manifest.number} of {destination} says that its log ends at {position}, and it"
-            f" ends at {end}. Delete {home}: it is incomplete."
+            f"Backup {manifest.number} of {destination} says that its log ends at {position}, and"
+            f" it ends at {end}. Delete {home}: it is incomplete."
         )
     tidy(home, root, now_ms=at_ms)
     finish_home(home, restoring.format_of(manifest))

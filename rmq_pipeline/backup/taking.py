@@ -169,20 +169,20 @@ class _Taking:
             self._is_same_log = before is not None and log.has(before.last_frame)
             goes_on = before is not None and self._is_same_log and self._destination.holds(before)
             if before is None or not goes_on:
-                return self._publish(log, *self._snapshot(ask_broker), known=None)
+                return self._publish(log, self._snapshot(ask_broker), known=None)
             unchanged = [file for file in before.files if not _is_small(file.path)]
+            old = before.snapshot, unchanged
             log_bytes = log.end_by_headers() - before.snapshot.position
             if log_bytes <= self._log_bytes_max:
-                return self._publish(log, before.snapshot, unchanged, known=before)
-            snapshot, files = self._snapshot(ask_broker)
-            first = self._publish(log, before.snapshot, unchanged, known=before).manifest
-            return self._publish(log, snapshot, files, known=first)
+                return self._publish(log, old, known=before)
+            new = self._snapshot(ask_broker)
+            first = self._publish(log, old, known=before).manifest
+            return self._publish(log, new, known=first)
 
     def _publish(
         self,
         log: LogFiles,
-        snapshot: Snapshot,
-        files: Sequence[StoredFile],
+        state: tuple[Snapshot, Sequence[StoredFile]],
         *,
         known: Manifest | None,
     ) -> Report:
@@ -190,10 +190,10 @@ class _Taking:
 
         Args:
             log: the log of the home.
-            snapshot: its position, and
-            files: the files that it names.
+            state: the snapshot, and the files that it names.
             known: an earlier backup of the same log, whose parts of the log are there.
         """
+        snapshot, files = state
         is_new = known is None or known.snapshot != snapshot
         kept = list(known.log) if known is not None else []
         start = 0 if known is None else known.log_end

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import stat
-import time
 from contextlib import closing
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow.fs import LocalFileSystem
 
-from rmq_pipeline.backup import manifest as deciding
-from rmq_pipeline.backup.destination import DamagedBackupError, Destination
+from rmq_pipeline.backup.destination import Destination
 from rmq_pipeline.backup.forking import fork
 from rmq_pipeline.backup.log_files import LogFiles
-from rmq_pipeline.backup.restoring import RESTORING, restore
 from rmq_pipeline.backup.taking import Report, back_up
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.home import FORMAT_FILE
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import (
     BusyError,
     ConflictError,
-    HomeFormatError,
     RequestError,
     StorageError,
 )
-from rmq_pipeline.storage.remote import RemoteRoot
 from rmq_pipeline.store.connection import FileCopier
 from rmq_pipeline.store.log.recovery import LostLogError
 from rmq_pipeline.text import format_ms
+from tests.backup.backups import names, never_asked, restored, taken
 from tests.broker.sealed_home import (
     assert_folders_hold,
     fill,
@@ -53,16 +44,6 @@ VIEWS = (
 )
 
 
-def taken(broker: Broker, folder: Path, **how: Any) -> Report:
-    home = Path(broker.status()["home"])
-    destination = Destination.open(str(folder))
-    return back_up(home, destination, ask_broker=broker.copy_state, **how)
-
-
-def restored(folder: Path, home: Path, to_ms: int | None = None) -> int:
-    return restore(Destination.open(str(folder)), home, to_ms=to_ms).at_ms
-
-
 def asked(broker: Broker, source: str) -> list[str]:
     rows = broker.sql(f"SELECT * FROM {source}").to_pylist()
     return sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
@@ -70,10 +51,6 @@ def asked(broker: Broker, source: str) -> list[str]:
 
 def at_clock(home: Path, at_ms: int) -> Broker:
     return open_broker(home, ManualClock(at_ms))
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in (folder / "objects").rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +150,7 @@ def test_a_stopped_home_is_backed_up_and_restored(tmp_path: Path) -> None:
         expected = stored(broker)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "home").rglob("*.parquet")}
 
-    back_up(tmp_path / "home", Destination.open(str(tmp_path / "backup")), ask_broker=_never_asked)
+    back_up(tmp_path / "home", Destination.open(str(tmp_path / "backup")), ask_broker=never_asked)
 
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "home").rglob("*.parquet")}
     assert left_of_copies(tmp_path / "home") == []
@@ -220,58 +197,6 @@ def fill_more(broker: Broker) -> None:
     seal_all(broker)
 
 
-def test_old_backups_go_with_the_files_that_only_they_name(tmp_path: Path) -> None:
-    with open_broker(tmp_path / "home") as broker:
-        fill(broker, rounds=1)
-        for _ in range(3):
-            broker.send("plain", messages(3))
-            taken(broker, tmp_path / "backup", keep="9")
-        (tmp_path / "backup" / "objects" / "left.tmp").write_bytes(b"of a kill")
-        report = taken(broker, tmp_path / "backup", keep="2", unnamed_ms=0)
-        with pytest.raises(RequestError, match="says neither"):
-            taken(broker, tmp_path / "backup", keep="0")
-
-    kept = Destination.open(str(tmp_path / "backup")).manifests()
-    assert [each.number for each in kept] == [3, 4]
-    assert report.deleted_backups == 2
-    assert names(tmp_path / "backup") == kept[0].objects() | kept[1].objects()
-
-
-def test_secrets_are_for_the_owner_only(tmp_path: Path) -> None:
-    with open_broker(tmp_path / "home") as broker:
-        broker.create_user("ann", type="super", password="a-long-password")
-        taken(broker, tmp_path / "backup")
-
-    restored(tmp_path / "backup", tmp_path / "again")
-
-    for folder in ("objects", "manifests"):
-        assert stat.S_IMODE((tmp_path / "backup" / folder).stat().st_mode) == 0o700
-    assert stat.S_IMODE((tmp_path / "again" / "access.json").stat().st_mode) == 0o600
-    with open_broker(tmp_path / "again") as broker:
-        assert broker.list_users()["name"].to_pylist() == ["ann"]
-
-
-def test_damage_of_a_backup_is_found_and_the_home_does_not_start(tmp_path: Path) -> None:
-    with open_broker(tmp_path / "home") as broker:
-        fill(broker, rounds=1)
-        report = taken(broker, tmp_path / "backup")
-    (part, *_) = report.manifest.log
-    path = tmp_path / "backup" / "objects" / part.sha256[:2] / part.sha256
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-    with pytest.raises(DamagedBackupError, match="does not match its checksum"):
-        restored(tmp_path / "backup", tmp_path / "again")
-
-    assert (tmp_path / "again" / FORMAT_FILE).read_bytes() == RESTORING
-    with pytest.raises(HomeFormatError, match="restoring"):
-        open_broker(tmp_path / "again")
-    path.unlink()
-    with pytest.raises(DamagedBackupError, match="is missing"):
-        restored(tmp_path / "backup", tmp_path / "third")
-
-
 def test_what_cannot_be_backed_up_or_restored_is_refused(tmp_path: Path) -> None:
     clock = ManualClock()
     with open_broker(tmp_path / "home", clock) as broker:
@@ -304,10 +229,10 @@ def test_what_cannot_be_backed_up_or_restored_is_refused(tmp_path: Path) -> None
         restored(tmp_path / "backup", tmp_path / "new", report.manifest.earliest_ms - 1)
     for folder in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(RequestError, match="is no home of a broker"):
-            back_up(folder, Destination.open(str(tmp_path / "x")), ask_broker=_never_asked)
+            back_up(folder, Destination.open(str(tmp_path / "x")), ask_broker=never_asked)
     os.close(os.open(tmp_path / "home" / "log_store.json", os.O_CREAT))
     with pytest.raises(RequestError, match="is in log_store"):
-        back_up(tmp_path / "home", Destination.open(str(tmp_path / "x")), ask_broker=_never_asked)
+        back_up(tmp_path / "home", Destination.open(str(tmp_path / "x")), ask_broker=never_asked)
 
 
 def test_a_log_that_was_cut_gets_a_new_snapshot(tmp_path: Path) -> None:
@@ -467,19 +392,6 @@ def test_a_span_ends_before_frames_that_may_have_company(tmp_path: Path) -> None
         assert broker.read("plain", 0, offset=0, limit=99).num_rows == 7
 
 
-def test_days_are_counted_by_the_log_and_by_the_store(tmp_path: Path) -> None:
-    folder, clock = tmp_path / "backup", ManualClock()
-    with open_broker(tmp_path / "home", clock) as broker:
-        broker.create_topic("plain", queues=1)
-        taken(broker, folder)
-        clock.advance(30 * 86_400_000)  # a clock that was wrong for a moment
-        broker.send("plain", messages(1))
-        assert taken(broker, folder, keep="14d").deleted_backups == 0
-        old_s = time.time() - 15 * 86_400
-        os.utime(folder / "manifests" / f"{1:020d}.json", (old_s, old_s))
-        assert taken(broker, folder, keep="14d").deleted_backups == 1
-
-
 def test_a_file_that_stays_away_is_named(tmp_path: Path) -> None:
     with open_broker(tmp_path / "home") as broker:
         fill(broker, rounds=1)
@@ -504,7 +416,7 @@ def test_a_log_that_ends_before_the_state_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(LostLogError, match=f"ends at position {end}, and its state is of"):
         back_up(
-            tmp_path / "home", Destination.open(str(tmp_path / "backup")), ask_broker=_never_asked
+            tmp_path / "home", Destination.open(str(tmp_path / "backup")), ask_broker=never_asked
         )
 
     assert not list((tmp_path / "backup" / "manifests").iterdir())
@@ -524,70 +436,6 @@ def test_a_log_file_that_is_replaced_under_its_name_is_read(tmp_path: Path) -> N
         assert log.whole(0).end == broker.engine.log.end > 0
 
 
-def test_objects_that_are_gone_are_stored_again(tmp_path: Path) -> None:
-    folder = tmp_path / "backup"
-    with open_broker(tmp_path / "home") as broker:
-        fill(broker, rounds=1)
-        seal_all(broker)
-        first = taken(broker, folder).manifest
-        segment = next(each.sha256 for each in first.files if each.path.startswith("topics/"))
-        for gone in (first.files[0].sha256, first.log[0].sha256, segment):
-            (folder / "objects" / gone[:2] / gone).unlink()
-        broker.send("plain", messages(3))
-        taken(broker, folder)
-        expected = stored(broker)
-
-    assert segment in names(folder)
-    restored(folder, tmp_path / "again")
-    with open_broker(tmp_path / "again") as broker:
-        assert stored(broker) == expected
-
-
-def test_a_backup_whose_objects_go_meanwhile_publishes_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "backup"
-
-    def lose(path: str, _size: int) -> None:
-        if path.startswith("log/"):  # the last ones before the manifest
-            for each in (folder / "objects").glob("*/*"):
-                each.unlink()
-
-    with open_broker(tmp_path / "home") as broker:
-        fill(broker, rounds=1)
-        with pytest.raises(ConflictError, match=r"has lost \d+ objects"):
-            taken(broker, folder, tell=lose)
-        assert not list((folder / "manifests").iterdir())
-        taken(broker, folder)
-
-    restored(folder, tmp_path / "again")
-
-
-def test_two_homes_with_one_id_take_turns_and_delete_nothing_young(tmp_path: Path) -> None:
-    folder = tmp_path / "backup"
-    with open_broker(tmp_path / "home") as broker:
-        fill(broker, rounds=1)
-    shutil.copytree(tmp_path / "home", tmp_path / "copy")
-    refused = []
-
-    def other(path: str, _size: int) -> None:
-        if path == "state.duckdb":
-            destination = Destination.open(str(folder))
-            with pytest.raises(ConflictError, match="Another backup to") as caught:
-                back_up(tmp_path / "copy", destination, ask_broker=_never_asked)
-            refused.append(caught.value)
-
-    back_up(tmp_path / "home", Destination.open(str(folder)), ask_broker=_never_asked, tell=other)
-    manifest = folder / "manifests" / f"{1:020d}.json"
-    (folder / "manifests" / f"{7:020d}.json").write_bytes(b"damaged")
-    (folder / "objects" / "left.tmp").touch()
-    report = back_up(
-        tmp_path / "copy", Destination.open(str(folder)), ask_broker=_never_asked, unnamed_ms=0
-    )
-
-    assert len(refused) == 1
-    assert report.deleted_objects == 0, "the damaged manifest may name any object"
-    assert manifest.exists()
-
-
 def test_expired_segments_are_not_shown_in_a_restored_home(tmp_path: Path) -> None:
     clock = ManualClock()
     with open_broker(tmp_path / "home", clock) as broker:
@@ -604,80 +452,6 @@ def test_expired_segments_are_not_shown_in_a_restored_home(tmp_path: Path) -> No
 
     assert list((tmp_path / "again").glob("topics/ordered/*/q*/*"))
     assert not list((tmp_path / "again").glob("topics/plain/*/q*/*"))
-
-
-def test_a_damaged_manifest_is_left_out() -> None:
-    part = deciding.LogPart(0, 0, 5000, "a")
-    whole = replace(made(1, 10, 20), log=(part, replace(part, start=5000, stop=6000)))
-    assert deciding.Manifest.parse(whole.content()) == whole
-
-    for log in ((replace(part, start=64),), (part, replace(part, start=5064, stop=6000))):
-        with pytest.raises(ValueError, match="hole"):
-            deciding.Manifest.parse(replace(whole, log=log).content())
-    for wrong in ({"log_end": "x"}, {"log_end": -1}, {"home": 5}):
-        with pytest.raises(ValueError, match=r" is "):
-            deciding.Manifest.parse(replace(whole, **wrong).content())
-
-
-def test_a_file_that_changes_while_it_is_copied_leaves_no_object(tmp_path: Path) -> None:
-    root = RemoteRoot(LocalFileSystem(), str(tmp_path), address="mock://x")
-    pieces = iter((b"before", b"after"))
-
-    with pytest.raises(OSError, match="changed while it was copied"):
-        Destination(root).put(lambda: iter((next(pieces),)))
-
-    assert names(tmp_path) == set()
-
-
-def test_a_folder_of_something_else_stays_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "backup" / "objects").mkdir(parents=True)
-    (tmp_path / "backup" / "objects" / "file").touch()
-    (tmp_path / "backup" / "objects").chmod(0o755)
-    with open_broker(tmp_path / "home") as broker:
-        broker.create_topic("plain", queues=1)
-        with pytest.raises(ConflictError, match="is not empty, and no backup"):
-            taken(broker, tmp_path / "backup")
-
-    assert stat.S_IMODE((tmp_path / "backup" / "objects").stat().st_mode) == 0o755
-    assert [path.name for path in (tmp_path / "backup").iterdir()] == ["objects"]
-
-
-def made(number: int, first_ms: int, last_ms: int) -> deciding.Manifest:
-    state = deciding.Snapshot(0, first_ms, 0)
-    return deciding.Manifest(number, "/home", state, 10, last_ms + 1, None, (), ())
-
-
-def test_the_newest_backup_of_a_moment_is_chosen() -> None:
-    backups = [made(1, 10, 20), made(2, 10, 30), made(3, 40, 50)]
-
-    assert deciding.restorable(backups) == [(10, 30), (40, 50)]
-    assert deciding.restorable([*backups, made(4, 51, 60), made(5, 80, 79)]) == [(10, 30), (40, 60)]
-    chosen = {at: deciding.chosen(backups, at).number for at in (10, 25, 30, 40, 50)}
-    assert chosen == {10: 2, 25: 2, 30: 2, 40: 3, 50: 3}
-    assert deciding.chosen(backups, None).number == 3
-    for at in (9, 31, 51):
-        with pytest.raises(RequestError, match="cannot restore"):
-            deciding.chosen(backups, at)
-
-
-def test_backups_are_kept_by_number_or_by_days() -> None:
-    day = 86_400_000
-    backups = [made(n, n * day, n * day + 1) for n in range(1, 11)]
-
-    def gone(keep: str) -> list[int]:
-        return [each.number for each in deciding.dropped(backups, keep=keep)]
-
-    assert gone("10") == []
-    assert gone("3") == [1, 2, 3, 4, 5, 6, 7]
-    assert gone("2d") == [1, 2, 3, 4, 5, 6, 7]
-    assert gone("1d") == [1, 2, 3, 4, 5, 6, 7, 8]
-    for wrong in ("", "0", "-1", "2w", "d", "1.5d"):
-        with pytest.raises(RequestError, match="says neither"):
-            gone(wrong)
-
-
-def _never_asked() -> dict[str, Any]:
-    raise AssertionError("no broker has the home open")
 
 
 def _no_endpoint() -> dict[str, Any]:
