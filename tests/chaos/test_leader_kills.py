@@ -105,6 +105,29 @@ def test_successors_on_empty_homes_have_all_that_was_answered(
         assert zygote.ask(reap=pid) == 0
 
 
+class Pair:
+    """Two brokers of one log, each with a home and addresses of its own."""
+
+    def __init__(self, zygote: Zygote, folder: Path, *, settings: dict[str, object]) -> None:
+        self._zygote, self._settings = zygote, settings
+        self._homes = [folder / "one", folder / "two"]
+        self.flight = [free_address(), free_address()]
+        self.grpc = [free_address(), free_address()]
+
+    def start(self, number: int) -> int:
+        """Start one, with --standby; return its pid once it serves."""
+        home = self._homes[number]
+        pid = self._zygote.ask(
+            serve=str(home),
+            flight=self.flight[number],
+            grpc=self.grpc[number],
+            settings=self._settings,
+            standby=True,
+        )
+        until(lambda: serving(home))
+        return pid
+
+
 def leading(addresses: list[str]) -> int:
     """Which of two brokers leads."""
     found: list[int] = []
@@ -208,29 +231,15 @@ def test_standbys_take_over(
 ) -> None:
     """Two brokers with a home each: when one is killed or stopped, the other one leads."""
     dice, ledger = random.Random(seed), Ledger()
-    addresses = [free_address(), free_address()]
-    homes = [tmp_path / "one", tmp_path / "two"]
     attacks = [signal.SIGKILL] * KILLS + [signal.SIGSTOP] * STOPS
     dice.shuffle(attacks)
     away_s: dict[signal.Signals, list[float]] = {each: [] for each in attacks}
-    grpc = [free_address(), free_address()]
-
-    def start(number: int) -> int:
-        pid = zygote.ask(
-            serve=str(homes[number]),
-            flight=addresses[number],
-            grpc=grpc[number],
-            settings=settings,
-            standby=True,
-        )
-        eventually(lambda: serving(homes[number]))
-        return pid
-
-    pids = [start(0), start(1)]
-    with Client(",".join(addresses)) as client, contextlib.ExitStack() as others:
+    pair = Pair(zygote, tmp_path, settings=settings)
+    pids = [pair.start(0), pair.start(1)]
+    with Client(",".join(pair.flight)) as client, contextlib.ExitStack() as others:
         prepare(client)
         if KILLS >= 10:
-            others.enter_context(official_client(client, ";".join(grpc)))
+            others.enter_context(official_client(client, ";".join(pair.grpc)))
             others.enter_context(window(client))
         traffic = Traffic(client, ledger)
         traffic.start()
@@ -239,7 +248,7 @@ def test_standbys_take_over(
                 answered = len(ledger.sent)
                 eventually(lambda n=answered: len(ledger.sent) > n or traffic.failures)
                 traffic.sending.wait(dice.uniform(0, LIFE_S))
-                leader = leading(addresses)
+                leader = leading(pair.flight)
                 os.kill(pids[leader], attack)
                 began, answered = time.monotonic(), len(ledger.sent)
                 # A stopped leader wakes up after clients have gone on at the other one.
@@ -249,7 +258,7 @@ def test_standbys_take_over(
                     os.kill(pids[leader], signal.SIGCONT)
                 fenced = {signal.SIGKILL: -signal.SIGKILL, signal.SIGSTOP: LOG_FENCED}
                 assert zygote.ask(reap=pids[leader]) == fenced[attack]
-                pids[leader] = start(leader)
+                pids[leader] = pair.start(leader)
                 assert not ledger.violations
             traffic.stop_sending()
             others.close()
