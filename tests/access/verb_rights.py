@@ -112,6 +112,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "replace_segments": ({"removed": ["x"], "added": "y"}, [f"{CLUSTER} update"]),
     "expire": ({}, [f"{CLUSTER} update"]),
     "copy_state": ({}, [f"{CLUSTER} update"]),
+    "promote": ({}, [f"{CLUSTER} update"]),
     **consumer_rights.CASES,
 }
 SUPER: dict[str, dict[str, Any]] = {
