@@ -341,6 +341,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> type[Between]:
     return Chosen
 
 
+@pytest.mark.every_endpoint
 def test_sealed_merged_and_new_messages_have_their_bodies(
     home: Broker, between: type[Between]
 ) -> None:

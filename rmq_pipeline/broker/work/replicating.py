@@ -144,7 +144,7 @@ class Followed:
             LogStoreError: the store does not answer.
         """
         with self._asking:
-            self._store.claim(seconds=0.0, force=force)
+            self._store.claim(seconds=None, force=force)
             return _leading(
                 self._home,
                 store=self._store,
@@ -201,7 +201,7 @@ def shared_log(home: Home, settings: Settings, *, standby: bool) -> Replicated |
             raise OtherLogError(f"{home.path} does not belong to the log in {store.address}.")
         alone = bool(known and known["answered_alone"])
         try:
-            store.claim(seconds=_CLAIM_S)
+            store.claim(seconds=None if standby else _CLAIM_S)
         except LogHeldError:
             if not standby:
                 raise

@@ -77,11 +77,11 @@ class LogStore(Protocol):
         """Return the last lease."""
         ...
 
-    def claim(self, *, seconds: float, force: bool = False) -> None:
+    def claim(self, *, seconds: float | None, force: bool = False) -> None:
         """Begin to lead under a new epoch, as soon as the lease of another broker has ended.
 
         Args:
-            seconds: longest wait beyond a lease that is not renewed.
+            seconds: longest wait beyond a lease that is not renewed; None: do not wait.
             force: wait for no lease; the broker that leads is fenced.
 
         Raises:

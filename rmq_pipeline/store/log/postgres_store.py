@@ -127,13 +127,14 @@ class PostgresStore:
             held = self._one("log_held_lease")
         return Lease(held.holder, held.runs)
 
-    def claim(self, *, seconds: float, force: bool = False) -> None:
+    def claim(self, *, seconds: float | None, force: bool = False) -> None:
         """See LogStore."""
         began, renewed, pause = time.monotonic(), None, threading.Event()
         while (held := self._try_to_lead(force=force)) is not None:
             lives = renewed is not None and held.renewed_at != renewed
             renewed = held.renewed_at
-            if lives or time.monotonic() - began > seconds + held.lease_ms / 1000:
+            waited_s = time.monotonic() - began
+            if seconds is None or lives or waited_s > seconds + held.lease_ms / 1000:
                 self.abandon()
                 raise LogHeldError(f"The commit log in {self.address} is led by {held.holder}.")
             pause.wait(_LOOK_S)

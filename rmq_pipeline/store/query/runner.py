@@ -226,7 +226,7 @@ class QueryRunner:
         self, cursor: duckdb.DuckDBPyConnection, queries: Sequence[str], *, rows: int
     ) -> pa.Table:
         for query in queries:
-            text = named("places_of_use", query=query, most=str(rows)).rstrip(";")
+            text = named("places_of_use", query=f"(\n{query}\n)", most=str(rows)).rstrip(";")
             if not query or not self._is_interruptible(text):
                 continue
             with suppress(duckdb.BinderException, duckdb.CatalogException):

@@ -40,8 +40,8 @@ WHERE ("{parameter}")::VARCHAR IS NOT DISTINCT FROM ("{argument}")::VARCHAR AND 
 SELECT json_deserialize_sql($tree);
 
 -- name: places_of_use
--- In: "{query}", whose rows are places, or nulls by an outer join; "{most}". Out: the first places.
-SELECT * FROM ("{query}") WHERE topic_id IS NOT NULL LIMIT "{most}";
+-- In: "{query}", a SELECT in brackets of places, or nulls by an outer join; "{most}". Out: the first.
+SELECT * FROM "{query}" WHERE topic_id IS NOT NULL LIMIT "{most}";
 
 -- name: messages_at_places
 -- In: wanted_places, a table of places. Out: a source of the rows of messages at these.
