@@ -40,7 +40,7 @@ WHERE ("{parameter}")::VARCHAR IS NOT DISTINCT FROM ("{argument}")::VARCHAR AND 
 SELECT json_deserialize_sql($tree);
 
 -- name: places_of_use
--- In: "{query}", a SELECT in brackets of places, or nulls by an outer join; "{most}". Out: the first.
+-- In: "{query}", a SELECT of places in brackets, or nulls by an outer join; "{most}". Out: some.
 SELECT * FROM "{query}" WHERE topic_id IS NOT NULL LIMIT "{most}";
 
 -- name: messages_at_places

@@ -393,7 +393,7 @@ def test_a_home_whose_last_answers_the_store_lacks_is_no_standby(
         wire.cut()
         send(first, "only here")
         first.close()
-    second = open_broker("second")
+    second = open_broker("second", standby=False)
     send(second, "b")
 
     with pytest.raises(DivergedLogError, match="differ from position"):
