@@ -51,7 +51,7 @@ def listed(folder: Path) -> list[str]:
     return sorted(manifest.read(folder).files["path"].to_pylist())
 
 
-def test_every_engine_reads_the_same_rows(tmp_path: Path) -> None:
+def test_deltalake_and_polars_read_what_the_manifest_lists(tmp_path: Path) -> None:
     begun(tmp_path, ROW)
     first = staged(tmp_path, rows(0, 1, 1))
     manifest.record(tmp_path, 1, add=first)
