@@ -86,6 +86,8 @@ class Settings(BaseModel):
     failover: Literal["auto", "manual"] = "auto"
     #: Time in which the broker repeats a failed write to the store before it refuses the call.
     log_timeout_ms: int = Field(5000, ge=100)
+    #: Port for small calls of this library's clients over plain TCP; 0: any free port, None: none.
+    tcp_port: int | None = Field(0, ge=0, le=65535)
     #: Target size of a merged segment, and the number of small neighbours that triggers a merge.
     compact_target_bytes: int = Field(limits.COMPACT_TARGET_BYTES, ge=1)
     compact_min_inputs: int = Field(limits.COMPACT_MIN_INPUTS, ge=2)

@@ -4,20 +4,18 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
-import pyarrow as pa
-from pyarrow import flight
-
-from rmq_pipeline import errors, limits
+from rmq_pipeline import errors
 from rmq_pipeline.access import credentials
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.endpoint import Endpoint, default_home, stamp
 from rmq_pipeline.flight import framing, wire
+from rmq_pipeline.flight.channel import Channel, LostConnectionError, Place
 from rmq_pipeline.verb import Verb
 
 log = logging.getLogger(__name__)
@@ -27,20 +25,6 @@ ENCRYPTED: Final = "grpc+tls://"
 _PLAIN: Final = ("grpc://", "grpc+tcp://")
 #: Addresses for all interfaces, and the loopback address that reaches them.
 _ITSELF: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - nothing listens here
-
-
-@dataclass(frozen=True)
-class Place:
-    """Address of a broker, and how to connect."""
-
-    #: host:port.
-    address: str
-    token: str | None = field(repr=False)
-    encrypted: bool = False
-    #: Trusted certificates in PEM; None: those of the system.
-    trusted: bytes | None = field(default=None, repr=False)
-    #: Name that the certificate must have; None: the host of the address.
-    server_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -184,49 +168,10 @@ def place_of(endpoint: Endpoint, *, token: str | None = None) -> Place:
     return Place(address, token, True, trusted, endpoint.server_name)
 
 
-#: A call counts as lost after this long without an answer, in addition to its own waiting time.
-ANSWER_S = 300.0
 _BACKOFF_S = 0.05
-_TOKEN = wire.TOKEN.encode()
 _BACKOFF_MAX_S = 1.0
-
-# Every client has connections of its own and does not wait for the backoff of another client. A
-# broker that comes back is therefore found at once.
-_CHANNEL = [
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-]
-
-
-#: Text of gRPC's error if it could not even connect.
-_NO_CONNECTION = "failed to connect to all addresses"
-#: Longest wait for one of several brokers, which may be on a machine that is gone.
-_PROBE_S = 2.0
-
-
 #: Answers of a broker that does not lead its log, or does so no more.
 _NOT_LEADING = (errors.StandbyError, errors.LogFencedError)
-
-
-#: With several addresses: a machine that is gone closes no connection, so ask for signs of life.
-_WATCHED = [
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
-    # Otherwise a ping waits a minute for its answer.
-    ("grpc.http2.ping_timeout_ms", 2_000),
-    ("grpc.http2.max_pings_without_data", 0),
-]
-
-
-class LostConnectionError(Exception):
-    """The call has no answer; it may or may not have been sent."""
-
-    @property
-    def was_sent(self) -> bool:
-        """Return False if the call was surely not sent."""
-        return _NO_CONNECTION not in str(self)
 
 
 class Connection:
@@ -238,17 +183,17 @@ class Connection:
         self._lock = threading.Lock()
         #: Held while a broker is looked for.
         self._searching = threading.Lock()
-        self._client: flight.FlightClient | None = None
-        self._token: str | None = None
+        self._channel: Channel | None = None
+        #: All whose calls may still run.
+        self._channels: WeakSet[Channel] = WeakSet()
         authorization = target.authorization()
-        self._headers = [(b"authorization", authorization.encode())] if authorization else []
+        self._headers = {"authorization": authorization} if authorization else {}
         #: Several are those of a leader and its standbys, the one that was used last first.
         self._addresses = target.addresses()
         if len(self._addresses) > 1:
-            self._headers.append((wire.LEADER_ONLY.encode(), b"1"))
+            self._headers[wire.LEADER_ONLY] = "1"
         self._stamp: object = None
         self._closed = threading.Event()
-        self._running: set[flight.FlightStreamReader] = set()
 
     def call(self, verb_name: str, args: Mapping[str, Any]) -> Any:
         """Make a call; retry a repeatable one for up to ``retry_s``.
@@ -294,52 +239,25 @@ class Connection:
         """Disconnect: cancel calls that may take long, let quick calls finish."""
         self._closed.set()
         with self._lock:
-            # Closing the client would crash the process if another thread were just beginning a
-            # call. The client disconnects when its last call releases it.
-            self._client = None
-            running = list(self._running)
-        for reader in running:
-            reader.cancel()
+            self._channel = None
+            channels = list(self._channels)
+        for channel in channels:
+            channel.close()
 
     def _once(self, request: wire.Request, parts: Sequence[framing.Part]) -> Any:
-        client, token = self._connected()
+        channel = self._connected()
         try:
-            return self._answer(client, token, request=request, parts=parts)
+            return channel.call(request, parts)
+        except LostConnectionError:
+            self._drop(channel)
+            raise
         except (*_NOT_LEADING, errors.StorageError):
             if len(self._addresses) > 1:
-                self._drop(client)  # the next call looks for the broker that leads
+                self._drop(channel)  # the next call looks for the broker that leads
             raise
 
-    def _answer(
-        self,
-        client: flight.FlightClient,
-        token: str | None,
-        *,
-        request: wire.Request,
-        parts: Sequence[framing.Part],
-    ) -> Any:
-        command = request.command(parts)
-        headers = [*self._headers, (_TOKEN, token.encode())] if token else self._headers
-        options = flight.FlightCallOptions(
-            timeout=ANSWER_S + _waits_s(request.args), headers=headers
-        )
-        try:
-            size = len(command) + sum(data.size for _, data in parts)
-            if request.verb.quick and size <= limits.FLIGHT_SLICE_BYTES:
-                action = flight.Action(framing.CALL, framing.action(command, parts))
-                answer = [result.body for result in client.do_action(action, options)]
-            else:
-                answer = self._exchange(client, command, parts=parts, options=options)
-        except (flight.FlightError, pa.ArrowException, OSError) as error:
-            wire.check_status(str(error))
-            self._drop(client)
-            raise LostConnectionError(str(error)) from error
-        if not answer or any(data is None for data in answer):
-            raise LostConnectionError("The call ended without an answer.")
-        return wire.read_answer(answer)
-
-    def _connected(self) -> tuple[flight.FlightClient, str | None]:
-        """Return the open client; a new one if another broker now serves the home.
+    def _connected(self) -> Channel:
+        """Return the open channel; a new one if another broker now serves the home.
 
         Raises:
             BrokerUnavailableError: the home has no running broker, or no given one leads.
@@ -351,28 +269,31 @@ class Connection:
                 return found
             now = self.target.stamp()
             if len(self._addresses) > 1:
-                client, token = self._leader(), None
+                channel = self._leader()
             else:
-                place = self.target.locate()
-                client, token = _client(place), place.token
+                channel = Channel(self.target.locate(), headers=self._headers)
             with self._lock:
-                # Do not close the old client: other threads may wait on it; the last of them
+                # Do not close the old channel: other threads may wait on it; the last of them
                 # releases it.
-                self._client, self._token, self._stamp = client, token, now
-            return client, token
+                self._channel, self._stamp = channel, now
+                self._channels.add(channel)
+                is_late = self._closed.is_set()
+            if is_late:
+                channel.close()
+            return channel
 
-    def _open(self) -> tuple[flight.FlightClient, str | None] | None:
+    def _open(self) -> Channel | None:
         with self._lock:
             if self._closed.is_set():
                 raise errors.BrokerUnavailableError(
                     "This client is closed.", remedy="Make a new client."
                 )
-            if self._client is None or self.target.stamp() != self._stamp:
+            if self._channel is None or self.target.stamp() != self._stamp:
                 return None
-            return self._client, self._token
+            return self._channel
 
-    def _leader(self) -> flight.FlightClient:
-        """Return a client of the broker that leads, and remember its address for the next time.
+    def _leader(self) -> Channel:
+        """Return a channel to the broker that leads, and remember its address for the next time.
 
         Raises:
             StandbyError: none of them leads, or answers.
@@ -380,9 +301,10 @@ class Connection:
         """
         why, refusal = [], None
         for address in list(self._addresses):
-            client = _client(self.target.locate(address), options=_WATCHED)
+            place = self.target.locate(address)
+            channel = Channel(place, headers=self._headers, is_watched=True)
             try:
-                self._probe(client)
+                channel.probe()
             except (LostConnectionError, errors.BrokerUnavailableError) as error:
                 why.append(f"{address}: {' '.join(str(error).split())}")
                 continue
@@ -391,7 +313,7 @@ class Connection:
                 continue
             self._addresses.remove(address)
             self._addresses.insert(0, address)
-            return client
+            return channel
         if refusal is not None:
             raise refusal
         raise errors.StandbyError(
@@ -399,86 +321,10 @@ class Connection:
             remedy="Start one of them, or promote a standby: `rmq promote --flight HOST:PORT`.",
         )
 
-    def _probe(self, client: flight.FlightClient) -> None:
-        """Ask a broker for a sign of life.
-
-        Raises:
-            LostConnectionError: it does not answer.
-            StandbyError: it is a standby.
-        """
-        request = wire.request("ping", {})
-        parts = request.parts()
-        options = flight.FlightCallOptions(timeout=_PROBE_S, headers=self._headers)
-        action = flight.Action(framing.CALL, framing.action(request.command(parts), parts))
-        try:
-            answer = [result.body for result in client.do_action(action, options)]
-        except (flight.FlightError, pa.ArrowException, OSError) as error:
-            wire.check_status(str(error))
-            raise LostConnectionError(str(error)) from error
-        wire.read_answer(answer)
-
-    def _exchange(
-        self,
-        client: flight.FlightClient,
-        command: bytes,
-        *,
-        parts: Sequence[framing.Part],
-        options: flight.FlightCallOptions,
-    ) -> list[pa.Buffer]:
-        """Make one round trip; return the messages of the answer."""
-        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(command), options)
-        with self._watched(reader), writer:
-            # A refused call ends before everything is written; the read below then gets the reason.
-            with suppress(flight.FlightError, pa.ArrowException, OSError):
-                for data in framing.body(parts):
-                    writer.write_metadata(data)
-                writer.done_writing()
-            found = []
-            with suppress(StopIteration):
-                while True:
-                    found.append(reader.read_chunk().app_metadata)
-        return found
-
-    @contextmanager
-    def _watched(self, reader: flight.FlightStreamReader) -> Iterator[None]:
-        """Register this call, so that ``close`` can cancel it."""
+    def _drop(self, channel: Channel) -> None:
         with self._lock:
-            self._running.add(reader)
-        try:
-            if self._closed.is_set():
-                reader.cancel()
-            yield
-        finally:
-            with self._lock:
-                self._running.discard(reader)
-
-    def _drop(self, client: flight.FlightClient) -> None:
-        with self._lock:
-            if self._client is client:
-                self._client = None
-
-
-def _client(place: Place, *, options: Sequence[tuple[str, int]] = ()) -> flight.FlightClient:
-    chosen = [*_CHANNEL, *options]
-    if not place.encrypted:
-        return flight.FlightClient(f"grpc://{place.address}", generic_options=chosen)
-    return flight.FlightClient(
-        f"grpc+tls://{place.address}",
-        generic_options=chosen,
-        tls_root_certs=place.trusted,
-        override_hostname=place.server_name,
-    )
-
-
-def _waits_s(args: Mapping[str, Any]) -> float:
-    """Return the waiting time of a call in seconds; the broker refuses invalid values."""
-    wait_ms, timeout_s = args.get("wait_ms"), args.get("timeout_s")
-    found = 0.0
-    if isinstance(wait_ms, int | float) and 0 <= wait_ms <= limits.POLL_MAX_MS:
-        found += wait_ms / 1000
-    if isinstance(timeout_s, int | float) and 0 <= timeout_s <= limits.QUERY_TIMEOUT_MAX_S:
-        found += timeout_s
-    return found
+            if self._channel is channel:
+                self._channel = None
 
 
 def _unavailable(error: Exception) -> errors.BrokerUnavailableError:

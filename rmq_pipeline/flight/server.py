@@ -28,6 +28,7 @@ from rmq_pipeline.broker.work.waiting import watching
 from rmq_pipeline.flight import framing, wire
 from rmq_pipeline.flight.service import Call, Caller, Intake, Room, Service
 from rmq_pipeline.flight.sql_endpoint import SqlEndpoint
+from rmq_pipeline.flight.tcp_service import TcpService
 from rmq_pipeline.verb import PullResult, Verb
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class FlightServer:
         certificate: Certificate | None = None,
         insecure: bool = False,
         allowed: limits.FlightLimits = limits.FlightLimits(),
+        tcp_port: int | None = 0,
     ) -> None:
         """Listen.
 
@@ -75,6 +77,7 @@ class FlightServer:
             certificate: encrypts connections.
             insecure: listen beyond loopback even without access control.
             allowed: limits of the calls.
+            tcp_port: port of plain connections; 0 chooses a free one, None takes none.
 
         Raises:
             RequestError: the address is invalid or in use, or is beyond loopback without access
@@ -97,16 +100,47 @@ class FlightServer:
         #: True when the broker is about to close: messages leased from now on are released at once.
         self._is_over = False
         named = f"[{host}]" if ":" in host else host
-        self._service = Service(
-            f"{named}:{port}",
+        self._tcp: TcpService | None = None
+        if tcp_port is not None:
+            self._tcp = self._plain(host, tcp_port, certificate=certificate, allowed=allowed)
+        try:
+            self._service = self._grpc(f"{named}:{port}", certificate=certificate, allowed=allowed)
+        except BaseException:
+            if self._tcp is not None:
+                self._tcp.shutdown()
+            raise
+        self.port = self._service.port
+        self.address = f"{named}:{self.port}"
+
+    def _plain(
+        self,
+        host: str,
+        port: int,
+        *,
+        certificate: Certificate | None,
+        allowed: limits.FlightLimits,
+    ) -> TcpService:
+        return TcpService(
+            host,
+            port,
+            exchange=self.exchange,
+            greet=self._greet,
+            certificate=certificate,
+            silent_s=allowed.silent_s,
+        )
+
+    def _grpc(
+        self, address: str, *, certificate: Certificate | None, allowed: limits.FlightLimits
+    ) -> Service:
+        return Service(
+            address,
             exchange=self.exchange,
             sign_in=self._sign_in,
             sql=SqlEndpoint(self, self._room, silent_s=allowed.silent_s),
+            tcp_port=self._tcp_port,
             certificate=certificate,
             calls=allowed.calls,
         )
-        self.port = self._service.port
-        self.address = f"{named}:{self.port}"
 
     def __enter__(self) -> Self:
         return self
@@ -126,6 +160,8 @@ class FlightServer:
     def shutdown(self) -> None:
         """Refuse new calls, wait for running ones, stop listening."""
         self.refuse()
+        if self._tcp is not None:
+            self._tcp.shutdown()
         self._service.shutdown()
 
     def exchange(self, call: Call) -> Iterator[bytes]:
@@ -293,6 +329,17 @@ class FlightServer:
         if is_owner and not authorization:
             return OWNER
         return self._access.authenticate(authorization)
+
+    def _greet(self, headers: Mapping[str, str]) -> None:
+        """Refuse a plain connection whose calls would be refused."""
+        if self._closing.is_set():
+            raise errors.BrokerUnavailableError("The broker is stopping.")
+        self._caller(headers)
+
+    def _tcp_port(self, call: Caller) -> int:
+        """Return the port of plain connections; 0: there are none."""
+        self._greet(call.headers)
+        return 0 if self._tcp is None else self._tcp.port
 
     def _sign_in(self, authorization: str | None) -> str:
         """Exchange a password for a token; return an empty string without access control."""

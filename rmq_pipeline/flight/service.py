@@ -27,6 +27,7 @@ from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import BusyError, MessageBodyTooLargeError, RequestError
 from rmq_pipeline.flight import framing, wire
+from rmq_pipeline.flight.tcp_stream import PORT_ACTION
 from rmq_pipeline.flight.threads import Threads
 from rmq_pipeline.limits import FlightLimits
 
@@ -428,6 +429,7 @@ class Service:
         exchange: Exchange,
         sign_in: SignIn,
         sql: Sql,
+        tcp_port: Callable[[Caller], int],
         certificate: Certificate | None,
         calls: int = FlightLimits().calls,
     ) -> None:
@@ -439,6 +441,7 @@ class Service:
             sign_in: returns the token for an ``authorization``, or raises the refusal of a
                 handshake.
             sql: answers foreign clients.
+            tcp_port: returns the port of plain connections, or raises the refusal of a caller.
             certificate: encrypts connections.
             calls: number of calls under way at most.
 
@@ -448,6 +451,7 @@ class Service:
         self._exchange = exchange
         self._sign_in = sign_in
         self._sql = sql
+        self._tcp_port = tcp_port
         self._threads = Threads()
         self._server = grpc.server(
             self._threads, options=_options(calls), maximum_concurrent_rpcs=calls
@@ -508,6 +512,8 @@ class Service:
         self, call: Caller, action: framing.ForeignAction, *, context: grpc.ServicerContext
     ) -> bytes:
         with _refusing(context):
+            if action.kind == PORT_ACTION:
+                return b"%d" % self._tcp_port(call)
             return self._sql.act(call, action)
 
     def _foreign(self, answers: Callable[[SqlCall], Iterator[bytes]]) -> grpc.RpcMethodHandler:

@@ -146,6 +146,7 @@ class Endpoints:
                 access=broker.access,
                 certificate=certificate,
                 insecure=insecure,
+                tcp_port=broker.engine.settings.tcp_port,
             ),
             flags.flight,
             exchangeable=asked.flight is None,

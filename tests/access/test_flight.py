@@ -10,12 +10,14 @@ from rmq_pipeline import errors, schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.verbs.declaration import declarations
 from rmq_pipeline.flight import wire
+from rmq_pipeline.flight.channel import SMALL_CALLS
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.verb import Verb
 from rmq_pipeline.verbs import VERBS
 from tests.access.conftest import PASSWORDS, TOKEN, SignIn, messages
 from tests.access.verb_rights import CASES, CLUSTER, SUPER
+from tests.waiting import until
 
 Allow = Callable[..., None]
 
@@ -218,6 +220,32 @@ def test_receipts_given_as_a_list_are_looked_at_too(
 
     with pytest.raises(errors.ForbiddenError, match="group billing"):
         ann._connection._once(request, [])
+
+
+def test_rights_hold_for_each_call_over_tcp(
+    sign_in: SignIn, allow: Allow, broker: Broker, endpoint: FlightServer
+) -> None:
+    broker.create_user("eve", password="password-of-eve")
+    eve, ann = sign_in("eve", password="password-of-eve"), sign_in("ann")
+    for _ in range(SMALL_CALLS):
+        eve.ping()
+        ann.ping()
+    tcp = endpoint._tcp
+    assert tcp is not None
+    before = set(tcp._open)
+    allow("topic:orders pub")
+
+    assert ann.send("orders", messages()).num_rows == 1
+    with pytest.raises(errors.ForbiddenError, match="eve may not pub topic orders"):
+        eve.send("orders", messages())
+    allow()
+    with pytest.raises(errors.ForbiddenError, match="ann may not pub topic orders"):
+        ann.send("orders", messages())
+    broker.delete_user("eve")
+    with pytest.raises(errors.UnauthorizedError):
+        eve.ping()
+    # That ended the connection of the user who is no more, and nobody else's.
+    until(lambda: len(before - set(tcp._open)) == 1)
 
 
 def test_checks_of_every_topic_are_background_work(ann: Client, allow: Allow) -> None:

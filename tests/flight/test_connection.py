@@ -62,8 +62,8 @@ class Beginning:
 def test_closing_lets_a_thread_that_begins_a_call_keep_its_connection(client: Client) -> None:
     # Closed under it, the call would crash the process now and then.
     client.ping()
-    used: Any = Beginning(client._connection._client)
-    client._connection._client = used
+    channel: Any = client._connection._channel
+    used = channel._client = Beginning(channel._client)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(client.list_topics)
         assert used.has_begun.wait(20)
@@ -79,7 +79,9 @@ def test_the_connection_of_a_closed_client_goes_with_its_last_call(
     client: Client, echo: Echo
 ) -> None:
     client.ping()
-    used = weakref.ref(client._connection._client)
+    channel: Any = client._connection._channel
+    used = weakref.ref(channel._client)
+    del channel
     with ThreadPoolExecutor(1) as pool:
         poll = pool.submit(client.receive, "g", "t", wait_ms=60_000)
         echo.wait_until_waiting(1)

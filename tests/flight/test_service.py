@@ -27,7 +27,12 @@ def test_a_refusal_before_the_end_of_a_call_fits_into_its_status(text: str, size
 
     sql = SqlEndpoint(cast(Any, None), service.Room(FlightLimits()), silent_s=1)
     served = service.Service(
-        "127.0.0.1:0", exchange=refuse, sign_in=lambda _: "", sql=sql, certificate=None
+        "127.0.0.1:0",
+        exchange=refuse,
+        sign_in=lambda _: "",
+        sql=sql,
+        tcp_port=lambda _: 0,
+        certificate=None,
     )
     try:
         found = refusal(f"127.0.0.1:{served.port}", b"{}", [("messages", bytes(8 << 20))])

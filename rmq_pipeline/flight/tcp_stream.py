@@ -1,0 +1,142 @@
+"""Frames of calls over a plain connection: what both ends of it share.
+
+A small call costs gRPC several times the work of the broker: its threads, its HTTP/2 frames and
+its headers on each call. Over a plain connection the caller writes its headers once, and then one
+call after the other; one thread at each end does all of it.
+
+* Greeting: ``MAGIC``, the length of the headers in 4 bytes, the headers as JSON. Its answer is an
+  answer as below, without pieces; or a refusal, and then the connection ends.
+* Call: the length of its command and that of its body, 4 bytes each; the command (see ``wire``);
+  the body.
+* Answer: each piece of it with its length in 4 bytes, and 4 bytes of zeros at the end.
+
+All lengths are little endian. The ends of a connection are of one version of the library, as those
+of Flight are: a broker that knows no plain connections does not name a port for them.
+"""
+
+import select
+import socket
+import ssl
+import struct
+from contextlib import suppress
+from typing import Final
+
+import pyarrow as pa
+
+from rmq_pipeline.clock import Deadline
+
+MAGIC: Final = b"RMQ/TCP1"
+#: Bytes of the headers of a greeting.
+HEADERS_BYTES: Final = 16 * 1024
+#: Longer commands and bodies are calls of Flight.
+COMMAND_BYTES: Final = 64 * 1024
+BODY_BYTES: Final = 1024 * 1024
+#: Action of Flight whose answer is the port, 0 if there is none.
+PORT_ACTION: Final = "tcp_port"
+
+LENGTH: Final = struct.Struct("<I")
+LENGTHS: Final = struct.Struct("<II")
+END: Final = LENGTH.pack(0)
+#: Most bytes of one read.
+_READ_BYTES: Final = 64 * 1024
+#: A socket takes no shorter time than this for one that waits.
+_LEAST_S: Final = 0.001
+_MORE: Final = getattr(socket, "MSG_MORE", 0)
+#: A peer that has ended the connection; not known everywhere.
+_HUNG_UP: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+
+
+class Stream:
+    """Reads and writes one connection; for one thread at a time, except ``is_open``, ``close``."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        """Take over a connected socket."""
+        self._socket = connected
+        self._rest = memoryview(b"")
+        self._wait_s: float | None = connected.gettimeout()
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def encrypt(self, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
+        """Begin TLS: as the server, or as a client that expects a server of this name."""
+        is_server = server_name is None
+        self._socket = context.wrap_socket(
+            self._socket, server_side=is_server, server_hostname=server_name
+        )
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Limit the time of each read and write that follows."""
+        if seconds != self._wait_s:
+            self._socket.settimeout(seconds)
+            self._wait_s = seconds
+
+    def read(self, size: int, *, until: Deadline | None = None) -> bytes:
+        """Return exactly so many bytes.
+
+        Args:
+            size: the bytes.
+            until: for all of them together.
+
+        Raises:
+            EOFError: the peer has ended the connection before.
+            OSError: the connection is broken; TimeoutError if the time is over.
+        """
+        if len(self._rest) >= size:
+            return bytes(self._taken(size))
+        joined = bytearray(self._taken(len(self._rest)))
+        while len(joined) < size:
+            if until is not None:
+                self.wait_at_most(max(until.left_s, _LEAST_S))
+            joined += self._received(max(size - len(joined), _READ_BYTES))
+        self._rest = memoryview(bytes(joined))
+        return bytes(self._taken(size))
+
+    def read_some(self, most: int) -> memoryview:
+        """Return what has arrived, at least one byte, at most so many; raises as ``read``."""
+        if not self._rest:
+            self._rest = memoryview(self._received(most))
+        return self._taken(most)
+
+    def _taken(self, most: int) -> memoryview:
+        taken, self._rest = self._rest[:most], self._rest[most:]
+        return taken
+
+    def _received(self, most: int) -> bytes:
+        if not (data := self._socket.recv(most)):
+            raise EOFError("The other end has closed the connection.")
+        return data
+
+    def write(self, *data: bytes | memoryview | pa.Buffer, more: bool = False) -> None:
+        """Write all bytes; raises OSError.
+
+        Args:
+            data: pieces, in order.
+            more: the next bytes follow at once, so that one packet takes both.
+        """
+        whole = data[0] if len(data) == 1 else b"".join(map(memoryview, data))
+        flags = _MORE if more and not isinstance(self._socket, ssl.SSLSocket) else 0
+        self._socket.sendall(whole, flags)
+
+    def is_open(self) -> bool:
+        """Return False once the peer has ended the connection; reads nothing."""
+        poll = select.poll()  # one that two threads share refuses the second of them
+        try:
+            poll.register(self._socket, select.POLLIN | _HUNG_UP)
+        except (OSError, ValueError):  # closed here
+            return False
+        for _, event in poll.poll(0):
+            if event & (_HUNG_UP | select.POLLNVAL):
+                return False
+            try:
+                # Below TLS, too: the method of a TLS socket takes no flags.
+                return bool(socket.socket.recv(self._socket, 1, socket.MSG_PEEK))
+            except OSError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Close the connection; another thread that reads it gets the end."""
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        with suppress(OSError):
+            self._socket.close()
