@@ -17,7 +17,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 # A run starts hundreds of processes: without bytecode files each compiles the library again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo up check test lint verbs sql docs bench chaos help
+.PHONY: setup demo up check test lint verbs sql docs bench bench-peers chaos help
 
 setup: .venv/.installed ## make .venv with the rmq command in it, and look for a JDK
 	@scripts/find_jdk
@@ -67,6 +67,9 @@ bench: setup ## measure engine, upkeep, archive, replay, pipeline, memory and st
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.structure
 
+bench-peers: setup ## measure the broker beside PostgreSQL, Redis, NATS and others (ARGS="--quick": a smoke test)
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
 # Random attacks begin elsewhere each time; a failure says RMQ_SEED=<number> to begin there again.
 chaos: export RMQ_SEED ?= random
 chaos: setup ## kill the broker 600 times, processes of a pipeline 220 times, cut the power 60 times; 550 random histories
@@ -84,4 +87,4 @@ chaos: setup ## kill the broker 600 times, processes of a pipeline 220 times, cu
 	RMQ_SIMULATION_HISTORIES=500 $(BIN)/pytest tests/simulation --timeout 3600
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
