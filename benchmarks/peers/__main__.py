@@ -1,6 +1,6 @@
 """Our broker beside other queues, each on one core, synced before it answers, and checked.
 
-``python -m benchmarks.peers --help`` for the choices; docs/comparison.md says how to read the table.
+``python -m benchmarks.peers --help`` for the choices. docs/comparison.md explains the table.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -123,7 +124,7 @@ def ratios(lines: Sequence[Line], line: Line) -> tuple[float | None, float | Non
     return value / of_best if of_best else None, value / of_limit if of_limit else None
 
 
-def table(lines: Sequence[Line], peers: Sequence[Driver], missing: Mapping[str, str]) -> Table:
+def table(lines: Sequence[Line], *, peers: Sequence[Driver], missing: Mapping[str, str]) -> Table:
     """Return all figures, by workload."""
     facts = [f"{each.name} {each.version}: {each.durability}." for each in peers]
     facts += [f"Left out: {name}, {reason}." for name, reason in missing.items()]
@@ -162,6 +163,8 @@ def _cells(lines: Sequence[Line], line: Line) -> list[str]:
 def main() -> int:
     """Measure what the command line asks for, and print it; 1 if a check failed."""
     arguments = _arguments()
+    # Stop the server, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     size = QUICK if arguments.quick else FULL
     # As in the broker's process: what a busy thread and the collector cost everyone else.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -189,18 +192,18 @@ def main() -> int:
                 shutil.rmtree(own, ignore_errors=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    _print(lines, ran, missing, as_json=arguments.json)
+    _print(lines, ran=ran, missing=missing, as_json=arguments.json)
     return 1 if any(line.reason.startswith("✗") for line in lines) else 0
 
 
 def _print(
-    lines: Sequence[Line], ran: Sequence[Driver], missing: Mapping[str, str], *, as_json: bool
+    lines: Sequence[Line], *, ran: Sequence[Driver], missing: Mapping[str, str], as_json: bool
 ) -> None:
     if not as_json:
         console = Console()
         # Of a file, which has no width of its own, a reader scrolls.
         console.width = max(console.width, WIDTH)
-        console.print(table(lines, ran, missing))
+        console.print(table(lines, peers=ran, missing=missing))
         return
     rows = [
         {**asdict(line), **dict(zip(("of_best", "of_limit"), ratios(lines, line), strict=True))}

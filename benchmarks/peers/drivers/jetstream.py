@@ -126,9 +126,9 @@ class _NatsConnection(LoopConnection):
         keys: Sequence[int] = (),
         due_ms: Sequence[int] = (),
     ) -> None:
-        self.run(self._send(topic, bodies, due_ms))
+        self.run(self._send(topic, bodies, due_ms=due_ms))
 
-    async def _send(self, topic: str, bodies: Sequence[bytes], due_ms: Sequence[int]) -> None:
+    async def _send(self, topic: str, bodies: Sequence[bytes], *, due_ms: Sequence[int]) -> None:
         if len(bodies) == 1 and not due_ms:
             await self.context.publish(topic, bodies[0], timeout=_ACK_S)
             return
@@ -146,9 +146,9 @@ class _NatsConnection(LoopConnection):
         await asyncio.gather(*answers)
 
     def receive(self, topic: str, group: str, *, limit: int, wait_s: float) -> Received:
-        return self.run(self._receive(topic, group, limit, wait_s))
+        return self.run(self._receive(topic, group, limit=limit, wait_s=wait_s))
 
-    async def _receive(self, topic: str, group: str, limit: int, wait_s: float) -> Received:
+    async def _receive(self, topic: str, group: str, *, limit: int, wait_s: float) -> Received:
         if (topic, group) not in self._subscriptions:
             bound = await self.context.pull_subscribe_bind(durable=group, stream=topic)
             self._subscriptions[topic, group] = bound

@@ -75,7 +75,7 @@ class Postgres(Driver):
 
     def connect(self) -> Connection:
         """Return a connection with a session of its own."""
-        return _PostgresConnection(self._server.url(), self._tables, self._keyed)
+        return _PostgresConnection(self._server.url(), tables=self._tables, keyed=self._keyed)
 
     def stop(self) -> None:
         """Stop the server."""
@@ -83,7 +83,7 @@ class Postgres(Driver):
 
 
 class _PostgresConnection(Connection):
-    def __init__(self, url: str, tables: dict[str, list[str]], keyed: set[str]) -> None:
+    def __init__(self, url: str, *, tables: dict[str, list[str]], keyed: set[str]) -> None:
         self._connection = psycopg.connect(url, autocommit=True, prepare_threshold=1)
         self._cursor = self._connection.cursor(binary=True)
         self._tables, self._keyed = tables, keyed

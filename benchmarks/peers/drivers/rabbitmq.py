@@ -147,9 +147,9 @@ class _RabbitConnection(LoopConnection):
                 raise TypeError(f"RabbitMQ did not confirm: {confirmed}")
 
     def receive(self, topic: str, group: str, *, limit: int, wait_s: float) -> Received:
-        return self.run(self._receive(topic, group, limit, wait_s))
+        return self.run(self._receive(topic, group, limit=limit, wait_s=wait_s))
 
-    async def _receive(self, topic: str, group: str, limit: int, wait_s: float) -> Received:
+    async def _receive(self, topic: str, group: str, *, limit: int, wait_s: float) -> Received:
         arrived = self._arrived.get((topic, group))
         if arrived is None:
             arrived = self._arrived[topic, group] = asyncio.Queue()

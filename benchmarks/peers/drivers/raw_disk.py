@@ -1,4 +1,4 @@
-"""The disk alone: one synced write a call, as the commit log writes. It is the limit of the peers."""
+"""The disk alone, the limit of the peers: one synced write a call, as the commit log writes."""
 
 from __future__ import annotations
 
