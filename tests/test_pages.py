@@ -254,7 +254,7 @@ def wrong_command(words: list[str], *, spoken: bool) -> str:
         except Exception as error:  # noqa: BLE001 - the parser's own classes are private
             return f"{type(error).__name__}: {getattr(error, 'message', error)}"
     elif program == "make":
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
         return "" if not rest or rest[0] in targets else f"no target {rest[0]}"
     elif program == "pip":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
