@@ -1,8 +1,8 @@
 """The code of the pages, without running it: it compiles, and names commands and columns there are.
 
-Some pages are run by tests of their own: the tutorial, the incident night, the pages of semantics,
-testing, clients. This test asks less, and asks it of every block of every page, and of commands and
-queries within the prose.
+Other tests run the blocks of the tutorial, the pages of semantics, Guides and Operating, and a few
+more. This test asks less, and asks it of every block of every page, and of commands and queries
+within the prose.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -231,6 +232,50 @@ def project_topics(reader: Reader) -> None:
     reader.client.create_topic("orders", type="fifo")
 
 
+def components_project(reader: Reader) -> None:
+    """Write a project as `create-dagster` does."""
+    defs = reader.folder / "shop" / "defs"
+    defs.mkdir(parents=True)
+    (reader.folder / "pyproject.toml").write_text(
+        '[project]\nname = "shop"\nversion = "0.1.0"\n'
+        '[tool.dg]\ndirectory_type = "project"\n'
+        '[tool.dg.project]\nroot_module = "shop"\n'
+        'code_location_target_module = "shop.definitions"\n'
+        'registry_modules = ["rmq_pipeline.dagster"]\n',
+        "utf-8",
+    )
+    for file in (defs / "__init__.py", defs.parent / "__init__.py"):
+        file.touch()
+    (defs.parent / "definitions.py").write_text(
+        "from pathlib import Path\n\nimport dagster as dg\n\n\n@dg.definitions\n"
+        "def defs() -> dg.Definitions:\n"
+        "    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)\n",
+        "utf-8",
+    )
+    reader.environment["PYTHONPATH"] += f"{os.pathsep}{reader.folder}"
+
+
+def billing_topic(reader: Reader) -> None:
+    """Create the topic, as Dagster's sensor does."""
+    reader.client.create_topic("billing_topic")
+
+
+def python_project(reader: Reader) -> None:
+    """Go to a project of `rmq init`, and move its pipeline to a module of its own."""
+    reader.close()
+    paths = reader.environment["PYTHONPATH"].removesuffix(f"{reader.folder}")
+    reader.run("rmq init shop --directory another")
+    reader.run("cd another/shop")
+    reader.environment["PYTHONPATH"] = f"{paths}{reader.folder}"
+    package = reader.folder / "shop"
+    (package / "defs").mkdir()
+    (package / "defs" / "__init__.py").touch()
+    whole = (package / "definitions.py").read_text("utf-8")
+    pipeline = whole.replace("import Pipeline, definitions", "import Pipeline")
+    pipeline = pipeline.replace("defs = definitions([PIPELINE])\n", "")
+    (package / "pipeline.py").write_text(pipeline, "utf-8")
+
+
 def known_bills(reader: Reader) -> None:
     """Name a schema and a function of an application."""
     schema = pa.schema([("text", pa.string()), ("born_at_ms", pa.int64())])
@@ -300,7 +345,10 @@ PAGES: Final = {
         before={
             "rmq send orders --body '{\"amount\": 12.5}' --message-group anna": project_topics,
         },
-        not_run={"pip install 'rmq_pipeline[all]' pytest": INSTALLED},
+        not_run={
+            "pip install 'rmq_pipeline[all]' pytest": INSTALLED,
+            "pytest": "half a minute: tests/test_tutorial.py runs the same tests",
+        },
         then="assert len(defs.resolve_asset_graph().get_all_asset_keys()) > 10",
         home="",
     ),
@@ -341,6 +389,15 @@ PAGES: Final = {
             "graph = definitions([SHOP]).resolve_asset_graph()\n"
             "assert 'payments_checks' in {key.path[-1] for key in graph.get_all_asset_keys()}"
         ),
+    ),
+    "docs/components.md": Page(
+        components_project,
+        before={
+            "rmq send billing_topic --body hello": billing_topic,
+            "from pathlib import Path": python_project,
+        },
+        not_run={"pip install 'rmq_pipeline[all]' dagster-dg-cli": INSTALLED},
+        home="",
     ),
     "docs/deployment.md": Page(
         before={

@@ -1,7 +1,6 @@
 """Flight SQL with Arrow's own clients: ADBC's driver, and pyarrow for what it never sends."""
 
 import contextlib
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -570,29 +569,3 @@ def test_a_broker_that_stops_refuses_queries(broker: Broker) -> None:
 
         with pytest.raises(flight.FlightUnavailableError, match="is stopping"):
             client.get_flight_info(of_query("SELECT 1"))
-
-
-# ------------------------------------------------------------------------------------- the page
-
-
-def test_the_python_of_the_page_runs(endpoint: FlightServer) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "flight_sql.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {}
-
-    for block in blocks:
-        exec(block.replace("127.0.0.1:8082", endpoint.address), names)
-
-    assert len(blocks) == 6
-    assert len(names["found"]) == len(names["newest"]) == 20
-    assert names["parked"].num_rows == len(names["failed"]) == 0
-
-
-def test_the_sql_of_the_page_runs(connection: adbc.Connection) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "flight_sql.md").read_text()
-    (block,) = re.findall(r"^```sql\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-
-    found = select(connection, block)
-
-    assert found.schema.field("time").type == pa.timestamp("us")
-    assert select(connection, "SELECT * FROM lag_at(1772848800000)").num_rows == 0
