@@ -221,6 +221,11 @@ class Reader(AbstractContextManager["Reader"]):
         """The home of commands that name none."""
         return self.environment.get("RMQ_HOME", f"{self.folder}/.rmq")
 
+    def follow_page(self, page: str) -> None:
+        """Do what the blocks of a page say, in their order."""
+        for block in blocks_of(page):
+            self.follow(block)
+
     def follow(self, block: Block) -> None:
         """Do what a block says."""
         if block.first_line in self.not_run:

@@ -27,6 +27,10 @@ QUERY_OF_FAILURES: Final = (
     '"SELECT message_id, reason, traceback FROM retrying '
     "WHERE consumer_group = 'GROUP' AND traceback IS NOT NULL\""
 )
+#: The first line of the pipeline in README.md.
+PIPELINE_IMPORT: Final = (
+    "from rmq_pipeline.dagster import Outcome, Pipeline, definitions, spark_consumer, topic"
+)
 Step = Callable[[Reader], None]
 #: Why commands and blocks are not run.
 INSTALLED: Final = "the packages are installed"
@@ -373,7 +377,7 @@ PAGES: Final = {
             ),
         },
         not_run={
-            "# prometheus.yml": "a file of Prometheus; tests/metrics/test_deploy.py reads its rules",
+            "# prometheus.yml": "Prometheus reads it; tests/metrics/test_deploy.py has its rules",
             "pip install 'rmq_pipeline[otel]'": INSTALLED,
         },
     ),
@@ -437,14 +441,14 @@ PAGES: Final = {
     ),
     "README.md": Page(
         before={
-            "from rmq_pipeline.dagster import Outcome, Pipeline, definitions, spark_consumer, topic": known_bills,
+            PIPELINE_IMPORT: known_bills,
             "rmq status": serve,
             "rmq topic create orders --type fifo": another_home,
             "rmq send orders --file orders.ndjson": one_order,
             "rmq trace MESSAGE_ID": first_id,
         },
         not_run={
-            "$ make setup   # .venv, and a JDK if there is one": "a checkout: `make setup` made this one",
+            "$ make setup   # .venv, and a JDK if there is one": "this checkout has it all",
             "pip install 'rmq_pipeline[all]' pytest": INSTALLED,
             "rmq top": "it fills a terminal until q: tests/cli/test_top.py",
             "rmq tail orders -f": "it follows the topic until Ctrl-C: tests/cli/test_tail.py",

@@ -46,8 +46,7 @@ def test_a_page_does_what_it_says(
         given=given,
     ) as reader:
         page.prepare(reader)
-        for block in blocks_of(name):
-            reader.follow(block)
+        reader.follow_page(name)
         reader.python(page.then)
 
 

@@ -14,7 +14,7 @@ from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.handling.spec import ConsumerSpec
 from tests.docs.preparations import shop
 from tests.object_store import ObjectStore
-from tests.page_reader import Reader, blocks_of
+from tests.page_reader import Reader
 from tests.spark.handlers import SINK, STATE, numbered
 
 if TYPE_CHECKING:
@@ -54,11 +54,6 @@ def reader(tmp_path: Path, spark: SparkSession) -> Iterator[Reader]:
         yield reader
 
 
-def follow(reader: Reader, page: str) -> None:
-    for block in blocks_of(page):
-        reader.follow(block)
-
-
 def test_the_page_of_sinks(reader: Reader, object_store: ObjectStore) -> None:
     reader.environment |= object_store.environment
     for sink in (f"{reader.folder}/sinks/aircraft_rotations", "s3://lake/sinks/aircraft_rotations"):
@@ -82,7 +77,7 @@ def test_the_page_of_sinks(reader: Reader, object_store: ObjectStore) -> None:
         "s3://lake/sinks/aircraft_rotations": "s3://lake/sinks/aircraft_rotations",
     }
 
-    follow(reader, "docs/lake.md")
+    reader.follow_page("docs/lake.md")
 
     reader.python(
         "assert set(table.to_pandas()['tail']) == {f'N{n}' for n in range(10)}\n"
@@ -104,10 +99,10 @@ def test_the_page_of_the_source(reader: Reader, spark: SparkSession) -> None:
     )
     reader.before = {
         f"{write}.mode(": end_the_stream,
-        'client.create_topic("orders", type="fifo", deduplicate="message_id")': finish,
+        'client.create_topic("orders", type="fifo", deduplicate="message_id")': count_and_delete,
     }
 
-    follow(reader, "docs/spark_source.md")
+    reader.follow_page("docs/spark_source.md")
 
     del environment["RMQ_HOME"]
 
@@ -121,7 +116,7 @@ def end_the_stream(reader: Reader) -> None:
     )
 
 
-def finish(reader: Reader) -> None:
+def count_and_delete(reader: Reader) -> None:
     """Evaluate the frames of the page, and delete the topic that it creates again."""
     reader.python("assert (paid.count(), one_day.count(), orders.count()) == (20, 0, 38)")
     reader.client.delete_topic("orders")
@@ -143,7 +138,7 @@ def test_the_page_of_replays(reader: Reader) -> None:
     departures(reader, REPLAYED_MS, spec)
     reader.names["consumer_spec"] = spec
 
-    follow(reader, "docs/replay.md")
+    reader.follow_page("docs/replay.md")
 
     print(reader.names["report"])
     assert reader.names["report"].messages == 10
