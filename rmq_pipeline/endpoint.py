@@ -3,11 +3,14 @@
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import psutil
 
 from rmq_pipeline import durable_files
+
+if TYPE_CHECKING:
+    from rmq_pipeline.storage.root import Address
 
 FILE_NAME = "endpoint.json"
 #: A process may seem this much younger than its endpoint file: clock ticks round its start time.
@@ -122,3 +125,15 @@ def default_home() -> Path:
         if (folder / "pyproject.toml").exists() or (folder / "workspace.yaml").exists():
             return folder / ".rmq"
     return here / ".rmq"
+
+
+def sinks_root(root: str | None = None, *, home: Path | None = None) -> "Address":
+    """Return the folder of all sinks: ``root``, else RMQ_SINKS, else ``sinks`` in the home.
+
+    Raises:
+        ValueError: the address is malformed.
+    """
+    from rmq_pipeline.storage.root import address_of
+
+    named = root or os.environ.get("RMQ_SINKS")
+    return address_of(named) if named else (home or default_home()) / "sinks"

@@ -16,6 +16,7 @@ from rmq_pipeline.cli import (
     groups,
     messages,
     reading,
+    sinks,
     sql,
     top,
     topics,
@@ -133,6 +134,7 @@ app.command(epilog=examples("rmq trace 01000C29A3B5D11F2E05A1B2C300000001"))(mes
 app.add_typer(failures.dead_letter_app, name="dead-letters")
 app.add_typer(failures.parked_app, name="parked")
 app.add_typer(groups.offset_app, name="offset")
+app.add_typer(sinks.app, name="sink")
 app.command(
     epilog=examples(
         'rmq sql "SELECT topic, count(*) FROM messages GROUP BY topic"',

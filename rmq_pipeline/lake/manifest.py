@@ -293,6 +293,18 @@ def known(sink: Place) -> Snapshot:
         return NOTHING
 
 
+def is_table(sink: Place) -> bool:
+    """Return True if the sink is a whole Delta table, with no trace of an older format.
+
+    Raises:
+        ValueError: a newer version of this library wrote the manifest.
+        DamagedFileError: the manifest is damaged.
+    """
+    root = at(sink)
+    pointer = _pointer(root)
+    return pointer is not None and pointer["format"] == FORMAT and _Log(root).listing().number >= 0
+
+
 def _read(sink: Root) -> Snapshot:
     pointer = _pointer(sink)
     known = _Log(sink).snapshot()

@@ -1,12 +1,20 @@
 """Publication of a sink: the manifest repeats for readers what the broker has settled."""
 
+import contextlib
 import logging
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from rmq_pipeline.errors import BusyError, SinkChangedError
+from rmq_pipeline.errors import (
+    BusyError,
+    ConsumerGroupNotFoundError,
+    ForbiddenError,
+    SinkChangedError,
+)
 from rmq_pipeline.lake import manifest
 from rmq_pipeline.lake.manifest import checked, named_below
 from rmq_pipeline.storage.place import Place, at
@@ -32,6 +40,60 @@ def publish(verbs: Verbs, group: str, *, sink: Place, columns: pa.Schema | None 
         if manifest.publish(sink, listed, known=known, columns=columns):
             return listed
     raise BusyError(f"Other publishers of the sink {at(sink)} were faster {_TRIES} times.")
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What ``convert`` found and did."""
+
+    state: Literal["converted", "already a Delta table", "unknown to the broker"]
+    #: The consumer group of the sink, and its version; None if nothing was written.
+    group: str | None = None
+    version: int | None = None
+    files: int | None = None
+
+
+def convert(verbs: Verbs, *, sink: Place, likely: str = "") -> Converted:
+    """Make a sink of an older format a Delta table, unless it is one; repeating it is harmless.
+
+    A window or a compaction may publish the sink meanwhile. A sink without a file that the broker
+    lists stays as it is: it is empty, or another broker's.
+
+    Args:
+        sink: the sink's folder, with a manifest.
+        likely: the group that is looked at first.
+
+    Raises:
+        ValueError: a newer version of this library wrote the manifest.
+        DamagedFileError: a file of the manifest is damaged.
+    """
+    if manifest.is_table(sink):
+        return Converted("already a Delta table")
+    group = group_of(verbs, sink=sink, likely=likely)
+    if group is None:
+        return Converted("unknown to the broker")
+    listed = publish(verbs, group, sink=sink)
+    return Converted("converted", group, manifest.version_of(listed), listed.num_rows)
+
+
+def group_of(verbs: Verbs, *, sink: Place, likely: str = "") -> str | None:
+    """Return the group that wrote files of a folder: their names are unique; None if there is none.
+
+    Groups whose files the caller may not see are skipped.
+
+    Args:
+        sink: the sink's folder.
+        likely: the group that is looked at first.
+    """
+    found = pa.array(at(sink).matching("hour=*/*.parquet"), pa.string())
+    groups = sorted(verbs.list_groups()["name"].to_pylist(), key=lambda name: name != likely)
+    for group in groups if len(found) else ():
+        with contextlib.suppress(ForbiddenError, ConsumerGroupNotFoundError):
+            for removed in (False, True):
+                listed = verbs.sink_files(group, removed=removed)["path"]
+                if pc.any(pc.is_in(listed, value_set=found)).as_py():
+                    return str(group)
+    return None
 
 
 def publish_version(

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import dagster as dg
 
-from rmq_pipeline.endpoint import default_home
+from rmq_pipeline.endpoint import sinks_root
 from rmq_pipeline.extras import lacking
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.spark.session import settings
-from rmq_pipeline.storage.root import Address, address_of, below
+from rmq_pipeline.storage.root import Address, below
 
-__all__ = ["BrokerResource", "LazyPySparkResource", "SinkResource", "resources_of", "sinks_root"]
+__all__ = ["BrokerResource", "LazyPySparkResource", "SinkResource", "resources_of"]
 
 # Without the extra ``spark`` a project has the same assets. Their runs that need a session fail
 # with the remedy, and ``spark_consumer`` requests no window.
@@ -104,12 +104,6 @@ class SinkResource(dg.ConfigurableResource["SinkResource"]):
     def folder(self, name: str | Path) -> Address:
         """Return the folder of a sink; an absolute path or a URI is unchanged."""
         return below(sinks_root(self.root), name)
-
-
-def sinks_root(root: str | None = None) -> Address:
-    """Return the folder of all sinks: ``root``, else RMQ_SINKS, else ``sinks`` in the home."""
-    named = root or os.environ.get("RMQ_SINKS")
-    return address_of(named) if named else default_home() / "sinks"
 
 
 DEPLOYMENTS: Final = ("local", "production")

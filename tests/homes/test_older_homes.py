@@ -7,15 +7,18 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import deltalake
 import pyarrow as pa
 import pytest
 
-from rmq_pipeline import schema
+from rmq_pipeline import checked_parquet, schema
 from rmq_pipeline.broker.broker import Broker
 from rmq_pipeline.broker.work.home import FORMAT, FORMAT_FILE
 from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.lake import publication
 from rmq_pipeline.settings import Settings
 from tests.homes.write_home import GROUPS, SETTINGS, TYPES, rows_of
+from tests.lake.test_delta import of_format_2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,6 +121,24 @@ def test_it_is_drained_and_goes_on(home: Home) -> None:
     assert [row for row in rows_of(broker, "FROM lag") if row["lag"]] == []
     assert rows_of(broker, "FROM parked") == []
     home.check_moments()
+
+
+def test_its_sink_becomes_a_delta_table_by_one_call(home: Home, tmp_path: Path) -> None:
+    sink = tmp_path / "sink"
+    files = home.broker.sink_files("windows").select(schema.SINK_FILE.names)
+    for path in files["path"].to_pylist():
+        (sink / path).parent.mkdir(parents=True, exist_ok=True)
+        checked_parquet.write(pa.table({"path": [path]}), sink / path)
+    of_format_2(sink, files.cast(schema.SINK_FILE), version=3)
+
+    done = publication.convert(home.broker, sink=sink)
+
+    assert (done.state, done.group, done.files) == ("converted", "windows", files.num_rows)
+    uris = deltalake.DeltaTable(sink).file_uris()
+    # The address of a file in a table has its signs quoted.
+    assert sorted(Path(uri).name for uri in uris) == sorted(
+        Path(path).name for path in files["path"].to_pylist()
+    )
 
 
 def _messages(n: int) -> pa.Table:

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,19 @@ def in_delta(folder: Path, version: int | None = None) -> list[str]:
     """The current files as deltalake lists them, relative to the sink."""
     uris = deltalake.DeltaTable(folder, version=version).file_uris()
     return sorted(str(Path(uri).relative_to(folder)) for uri in uris)
+
+
+def of_format_2(folder: Path, files: pa.Table, *, version: int, remove: Sequence[str] = ()) -> Path:
+    """Write a manifest of format 2: a checkpoint, and the last file in the entry behind it."""
+    own = folder / "_manifest-1a2b3c4d"
+    own.mkdir(parents=True)
+    checked_parquet.write(files.slice(0, files.num_rows - 1), own / f"{version - 1:020}.checkpoint")
+    last = files.slice(files.num_rows - 1).to_pylist()
+    entry = {"version": version, "add": last, "remove": list(remove)}
+    (own / f"{version:020}.json").write_bytes(durable_files.dump_json(entry))
+    pointer = {"format": 2, "folder": own.name}
+    (folder / manifest.NAME).write_bytes(durable_files.dump_json(pointer))
+    return own
 
 
 def listed(folder: Path) -> list[str]:
@@ -243,17 +256,7 @@ def test_what_a_dead_publisher_left_is_deleted_after_an_hour(tmp_path: Path) -> 
 
 def test_a_manifest_of_format_2_becomes_a_delta_table(tmp_path: Path) -> None:
     old = staged(tmp_path, rows(0, 1, 2))
-    folder = tmp_path / "_manifest-1a2b3c4d"
-    folder.mkdir()
-    checked_parquet.write(old.slice(0, 2), folder / f"{7:020}.checkpoint")
-    entry = {
-        "version": 8,
-        "add": old.slice(2).to_pylist(),
-        "remove": old["path"].to_pylist()[:1],
-    }
-    (folder / f"{8:020}.json").write_bytes(durable_files.dump_json(entry))
-    pointer = {"format": 2, "folder": folder.name}
-    (tmp_path / manifest.NAME).write_bytes(durable_files.dump_json(pointer))
+    folder = of_format_2(tmp_path, old, version=8, remove=old["path"].to_pylist()[:1])
 
     before = manifest.read(tmp_path)
     assert not manifest.record(tmp_path, 9, add=staged(tmp_path, rows(3)))
