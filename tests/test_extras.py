@@ -1,15 +1,25 @@
 """What runs without an extra, and what the error says where its packages are missing."""
 
+import importlib.util
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
+from importlib.metadata import distribution
 from pathlib import Path
+from typing import Final
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from rmq_pipeline import extras
 
 ROOT = Path(__file__).parents[1]
+#: Of the client and the command line, with all that they need, as `du -sm` counts: in whole blocks
+#: of the disk, and in units of 2**20 bytes.
+CLIENT_MB: Final = 300
+BLOCK: Final = 4096
 
 
 def without(*names: str, code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -108,3 +118,51 @@ def test_each_extra_with_modules_is_one_of_the_package() -> None:
 
     assert set(extras.MODULES) <= set(declared["optional-dependencies"])
     assert (ROOT / "LICENSE").read_text().lstrip().startswith("Apache License")
+
+
+def test_the_client_and_the_command_line_are_small() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    sizes = {name: disk_bytes(installed(name)) for name in closure(project["dependencies"])}
+    sizes["rmq_pipeline"] = disk_bytes(
+        path for path in (ROOT / "rmq_pipeline").rglob("*") if path.is_file()
+    )
+
+    largest = sorted(sizes.items(), key=lambda each: -each[1])
+    told = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in largest)
+    print(f"{sum(sizes.values()) / 2**20:.0f} MB: {told}")
+    assert {"pyarrow", "numpy", "typer"} < set(sizes)
+    assert not {"dagster", "pyspark", "duckdb", "grpcio", "pandas"} & set(sizes)
+    assert sum(sizes.values()) <= CLIENT_MB << 20, told
+
+
+def closure(needed: list[str]) -> set[str]:
+    """The packages that these requirements install here, and those that they need."""
+    found: set[tuple[str, str]] = set()
+    waiting = [(Requirement(each), "") for each in needed]
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        for asked in {"", *requirement.extras}:
+            if (name, asked) not in found:
+                found.add((name, asked))
+                lines = distribution(name).requires or ()
+                waiting += [(Requirement(line), asked) for line in lines]
+    return {name for name, _ in found}
+
+
+def installed(name: str) -> Iterable[Path]:
+    return [Path(str(each.locate())) for each in distribution(name).files or ()]
+
+
+def disk_bytes(files: Iterable[Path]) -> int:
+    """What files take on a disk, with their bytecode, which is as large as the source if unmade."""
+    sizes: dict[Path, int] = {}
+    for path in files:
+        if path.exists() and path.suffix != ".pyc":
+            sizes[path] = size = path.stat().st_size
+            if path.suffix == ".py":
+                made = Path(importlib.util.cache_from_source(str(path)))
+                sizes[made] = made.stat().st_size if made.exists() else size
+    return sum(-(-size // BLOCK) * BLOCK for size in sizes.values())
