@@ -10,6 +10,14 @@ FAST := tests/test_*.py tests/access tests/archive tests/behaviour tests/filter 
 # Files with tests that are marked `alone`: collecting all others takes ten seconds.
 ALONE := tests/behaviour/test_blocked_groups.py tests/broker/work/test_transactions.py \
 	tests/chaos/test_pipeline_kills.py tests/conformance/test_restarts.py tests/store/test_commit_log.py
+# The environment with the lowest versions of what pyproject.toml names.
+LOWEST ?= /tmp/rmq-lowest
+# Tests in which each of those packages does its work; the fast ones are run, too.
+REAL := tests/cli/test_reload.py tests/cli/test_sql.py tests/cli/test_topics.py tests/lake tests/metrics \
+	tests/orchestration/test_python_consumer.py tests/orchestration/test_sink_compaction.py \
+	tests/rocketmq tests/spark/test_connect.py tests/spark/test_source_read.py tests/spark/test_window.py \
+	tests/store/test_frame.py tests/store/test_postgres_store.py tests/store/test_query_analysis.py \
+	tests/tracing/test_runs.py tests/tracing/test_spans.py tests/web/test_pages.py tests/web/test_server.py
 
 # Spark asks the network for this machine's address unless it is told one.
 export SPARK_LOCAL_IP := 127.0.0.1
@@ -17,7 +25,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 # A run starts hundreds of processes: without bytecode files each compiles the library again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo up check test lint verbs sql docs bench bench-peers chaos help
+.PHONY: setup demo up check test lowest lint verbs sql docs bench bench-peers chaos help
 
 setup: .venv/.installed ## make .venv with the rmq command in it, and look for a JDK
 	@scripts/find_jdk
@@ -39,6 +47,11 @@ test: setup lint ## all that CI runs: lint, Dagster definitions and every test b
 	$(BIN)/dagster definitions validate --log-level warning
 	$(BIN)/pytest -n $(WORKERS) -m "not long and not alone" $(ARGS)
 	$(BIN)/pytest -m "alone and not long" $(or $(ARGS),$(ALONE)) || [ $$? -eq 5 ] # 5: none is among these
+
+lowest: setup ## the fast tests and some of each library, with the lowest versions that pyproject.toml allows
+	@scripts/lowest $(LOWEST)
+	$(LOWEST)/bin/pytest -n 2 -m fast $(FAST)
+	$(LOWEST)/bin/pytest -n 2 $(REAL)
 
 lint:
 	$(BIN)/ruff format --check
