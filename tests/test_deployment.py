@@ -1,14 +1,12 @@
-"""The files of deploy/ start what docs/deployment.md says: commands that parse, as the user rmq."""
+"""The unit of deploy/ starts what docs/deployment.md says: a command that parses, as user rmq."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +16,6 @@ from tests.test_pages import parse
 
 ROOT: Final = Path(__file__).parents[1]
 UNIT: Final = ROOT / "deploy" / "systemd" / "rmq.service"
-CONTAINERFILE: Final = (ROOT / "deploy" / "Containerfile").read_text("utf-8")
 
 
 def setting(name: str) -> str:
@@ -47,28 +44,3 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     )
 
     assert not [line for line in told.stderr.splitlines() if line.startswith(unit.name)]
-
-
-def test_the_image_starts_a_command_that_parses() -> None:
-    started = {
-        word: json.loads(command)
-        for word, command in re.findall(r"(ENTRYPOINT|CMD) (\[.*\])$", CONTAINERFILE, re.MULTILINE)
-    }
-    (health,) = re.findall(r"^HEALTHCHECK .*CMD (\[.*\])$", CONTAINERFILE, re.MULTILINE)
-
-    assert started["ENTRYPOINT"] == ["rmq"]
-    parse(started["CMD"], spoken=False)
-    parse(json.loads(health)[1:], spoken=False)
-    assert re.findall(r"^USER (\w+)$", CONTAINERFILE, re.MULTILINE) == ["rmq"]
-
-
-def test_the_image_has_a_dagster_of_the_range_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    (pyspark,) = (
-        each
-        for each in project["optional-dependencies"]["spark"]
-        if each.startswith("dagster-pyspark")
-    )
-
-    # All of Dagster's integrations have one version.
-    assert pyspark.replace("pyspark", "postgres") in CONTAINERFILE
