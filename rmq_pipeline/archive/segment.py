@@ -5,6 +5,9 @@
     <topic>/<topic_id>/.segments/queue_id=<n>/<base>-<end>.index    the index of its keys
     <topic>/<topic_id>/_manifest.json                               lists the current segments
 
+If the commit log is in a store, ``-<epoch>`` follows ``<end>``: the epoch of the leader that wrote
+the file. No two leaders write the same name, and a leader deletes no file of a later epoch.
+
 Because of ``queue_id=``, DuckDB, Spark, pyarrow and pandas read a topic's folder as one table. The
 files have no such column, as pyarrow and pandas refuse a column that is also in the path. When a
 segment expires or a larger one replaces it, its first name is deleted at once and its second one
@@ -13,6 +16,7 @@ can finish. On a file system without hard links only the first name exists, and 
 grace.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +32,10 @@ KEPT: Final = ".kept"
 INDEX: Final = ".index"
 #: Ending of a file that is still being written.
 UNFINISHED: Final = ".new"
+#: Names of files with an epoch: of a segment or its index, and of an unfinished one.
+_EPOCH: Final = re.compile(
+    r"(?:\d{20}-\d{20}-(?P<whole>\d+)|\.\d{20}-(?P<unfinished>\d+)-[0-9a-f]{8})\.[.a-z]+"
+)
 
 _LEFT_OUT: Final = frozenset({"topic_id", "queue_id"})
 #: Topics whose messages wait for another topic.
@@ -57,6 +65,8 @@ class Segment:
     queue_id: int
     base: int
     end: int
+    #: Epoch of the leader that wrote the file; 0: only one home has the log.
+    epoch: int = 0
 
     @property
     def rows(self) -> int:
@@ -95,7 +105,8 @@ class Segment:
 
     @property
     def _range(self) -> str:
-        return f"{self.base:020d}-{self.end:020d}"
+        of_leader = f"-{self.epoch}" if self.epoch else ""
+        return f"{self.base:020d}-{self.end:020d}{of_leader}"
 
     @classmethod
     def from_path(cls, relative: str) -> "Segment":
@@ -107,5 +118,18 @@ class Segment:
         topic, topic_id, queue, name = relative.split("/")
         if topic in {"", ".", ".."} or "\0" in topic:
             raise ValueError(f"{topic!r} is not a topic name")
-        base, end = name.removesuffix(SUFFIX).split("-")
-        return cls(topic, int(topic_id), int(queue.removeprefix("queue_id=")), int(base), int(end))
+        base, end, *epoch = name.removesuffix(SUFFIX).split("-", 2)
+        queue_id = int(queue.removeprefix("queue_id="))
+        return cls(topic, int(topic_id), queue_id, int(base), int(end), *map(int, epoch))
+
+
+def unfinished_name(base: int, *, epoch: int, attempt: str) -> str:
+    """Return the name of a file that is still being written, without its folder."""
+    of_leader = f"-{epoch}" if epoch else ""
+    return f".{base:020d}{of_leader}-{attempt}{UNFINISHED}"
+
+
+def epoch_of(path: str) -> int | None:
+    """Return the epoch in the name of a segment, an index or an unfinished file; None: none is."""
+    found = _EPOCH.fullmatch(path.rpartition("/")[2])
+    return int(found["whole"] or found["unfinished"]) if found else None

@@ -29,6 +29,7 @@ from rmq_pipeline.archive.segment import (
     Segment,
     columns_of,
     topic_folder,
+    unfinished_name,
 )
 from rmq_pipeline.errors import CorruptLogError, StorageError
 from rmq_pipeline.storage.local import LocalRoot
@@ -68,8 +69,11 @@ NameOf: TypeAlias = Callable[[int], str | None]
 class SegmentFile:
     """Writer of one segment."""
 
-    def __init__(self, root: Root, topic: str, *, topic_id: int, queue_id: int) -> None:
+    def __init__(
+        self, root: Root, topic: str, *, topic_id: int, queue_id: int, epoch: int = 0
+    ) -> None:
         self._root = root
+        self._epoch = epoch
         self._topic = topic
         self._topic_id = topic_id
         self._queue_id = queue_id
@@ -134,7 +138,9 @@ class SegmentFile:
 
     def publish(self) -> Segment:
         """Rename the finished files to the segment's names; ``show`` adds the first name."""
-        segment = Segment(self._topic, self._topic_id, self._queue_id, self._base, self._end)
+        segment = Segment(
+            self._topic, self._topic_id, self._queue_id, self._base, self._end, self._epoch
+        )
         self._root.rename(self._unfinished_index, segment.index)
         self._root.rename(self._unfinished, place(self._root, segment))
         return segment
@@ -154,7 +160,8 @@ class SegmentFile:
     @property
     def _unfinished(self) -> str:
         folder = f"{topic_folder(self._topic, self._topic_id)}/{HIDDEN}/queue_id={self._queue_id}"
-        return f"{folder}/.{self._base:020d}-{self._attempt}{UNFINISHED}"
+        name = unfinished_name(self._base, epoch=self._epoch, attempt=self._attempt)
+        return f"{folder}/{name}"
 
     @property
     def _unfinished_index(self) -> str:
@@ -318,17 +325,19 @@ class Merger:
     inputs: tuple[Segment, ...]
     #: Total size of the inputs.
     bytes: int
+    #: Epoch in the name of the merged segment.
+    epoch: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the merger as JSON, for a process that reaches the broker by Flight."""
         paths = [each.relative for each in self.inputs]
-        return {"root": self.root, "inputs": paths, "bytes": self.bytes}
+        return {"root": self.root, "inputs": paths, "bytes": self.bytes, "epoch": self.epoch}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         """Return the merger from the result of ``to_json``."""
         inputs = tuple(Segment.from_path(path) for path in found["inputs"])
-        return cls(found["root"], inputs, found["bytes"])
+        return cls(found["root"], inputs, found["bytes"], found.get("epoch", 0))
 
     def run(self) -> Segment:
         """Write the merged segment and return it; ``show`` later adds the name that globs see.
@@ -338,13 +347,15 @@ class Merger:
             StorageError: an input cannot be read, or offsets between inputs are missing.
             OSError: writing failed.
         """
-        return merge(opened(self.root), self.inputs)
+        return merge(opened(self.root), self.inputs, epoch=self.epoch)
 
 
-def merge(root: Root, inputs: Sequence[Segment]) -> Segment:
+def merge(root: Root, inputs: Sequence[Segment], *, epoch: int = 0) -> Segment:
     """Write adjacent segments of a queue, in offset order, as one; see ``Merger.run``."""
     first = inputs[0]
-    file = SegmentFile(root, first.topic, topic_id=first.topic_id, queue_id=first.queue_id)
+    file = SegmentFile(
+        root, first.topic, topic_id=first.topic_id, queue_id=first.queue_id, epoch=epoch
+    )
     try:
         for segment in inputs:
             _append(file, root, segment=segment)
@@ -364,7 +375,13 @@ def write_part(root: Root, segment: Segment, *, source: Segment) -> None:
         CorruptLogError: the larger one is damaged.
         StorageError: it cannot be read at present.
     """
-    file = SegmentFile(root, segment.topic, topic_id=segment.topic_id, queue_id=segment.queue_id)
+    file = SegmentFile(
+        root,
+        segment.topic,
+        topic_id=segment.topic_id,
+        queue_id=segment.queue_id,
+        epoch=segment.epoch,
+    )
     try:
         for table in _row_groups(root, source):
             offsets = table.column("queue_offset")
@@ -416,11 +433,13 @@ class SegmentWriter:
     Args:
         root: location of the archive.
         name_of: messages of topics without a name are skipped.
+        epoch: in the names of the segments; 0: they have none.
     """
 
-    def __init__(self, root: Root, name_of: NameOf) -> None:
+    def __init__(self, root: Root, name_of: NameOf, *, epoch: int = 0) -> None:
         self._root = root
         self._name_of = name_of
+        self._epoch = epoch
         self._queues: dict[tuple[int, int], SegmentFile] = {}
         #: Size in memory of the messages added so far.
         self.raw_bytes = 0
@@ -477,7 +496,7 @@ class SegmentWriter:
         found = self._queues.get((topic_id, queue_id))
         if found is None:
             found = self._queues[topic_id, queue_id] = SegmentFile(
-                self._root, name, topic_id=topic_id, queue_id=queue_id
+                self._root, name, topic_id=topic_id, queue_id=queue_id, epoch=self._epoch
             )
         return found
 

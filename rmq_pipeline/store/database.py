@@ -63,10 +63,11 @@ class Database:
         *,
         memory_bytes: int,
         queries: QueryLimits,
+        fetch: Callable[[str], None] | None,
     ) -> None:
         self._home = home
         self._sweep = history.Sweep(home)
-        self._files = history.FilesInUse(home)
+        self._files = history.FilesInUse(home, fetch=fetch)
         self._copier = FileCopier(home / FILE_NAME)
         #: Used only to create cursors: a connection serves one thread at a time.
         self._root = root
@@ -100,6 +101,7 @@ class Database:
         memory_bytes: int,
         threads: int = 1,
         queries: QueryLimits = QueryLimits(),
+        fetch: Callable[[str], None] | None = None,
     ) -> Self:
         """Open the database of a home, or create it.
 
@@ -108,6 +110,7 @@ class Database:
             memory_bytes: memory of DuckDB.
             threads: of DuckDB.
             queries: limits of queries.
+            fetch: called before a query with the path of a history file that the home lacks.
 
         Raises:
             StoreFullError: the disk has no space for the writes of opening.
@@ -117,7 +120,9 @@ class Database:
             root = connection.connect(path, memory_bytes=memory_bytes, threads=threads)
             try:
                 history.let_in(root, path.parent)
-                return cls(root, path.parent, memory_bytes=memory_bytes, queries=queries)
+                return cls(
+                    root, path.parent, memory_bytes=memory_bytes, queries=queries, fetch=fetch
+                )
             except BaseException:
                 root.close()
                 raise
@@ -477,10 +482,10 @@ class Database:
         """Create the tables and views, unless this version already created them."""
         if opening.made_by(self._writer) != (this := opening.made_by_this()):
             self._writer.begin()
-            opening.make(self._writer, self._home, made_by=this)
+            opening.make(self._writer, self._home, made_by=this, files=self._files)
             self._writer.commit()
         history.write_nothing(self._writer, self._home)
-        self._files.update(self._writer)
+        self._files.update(self._writer, may_fetch=False)
 
     def _move(self, stretches: Sequence[Stretch]) -> None:
         # A commit that failed for lack of memory may have taken effect. If the frames were split,

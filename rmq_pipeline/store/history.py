@@ -7,7 +7,7 @@ if they differ. It therefore sees tables and files as of the same moment.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -102,14 +102,28 @@ def _is_whole(path: Path) -> bool:
 class FilesInUse:
     """The registered files that the views of each connection read."""
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self._used: dict[duckdb.DuckDBPyConnection, list[tuple[Any, ...]]] = {}
+    def __init__(self, home: Path, *, fetch: Callable[[str], None] | None = None) -> None:
+        """Prepare.
 
-    def update(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        Args:
+            fetch: fetches a registered file that the home lacks, by its path; None: it has all.
+        """
+        self._home = home
+        self._fetch = fetch
+        self._used: dict[duckdb.DuckDBPyConnection, list[tuple[Any, ...]]] = {}
+        #: Fetched files that lack columns of the tables, as an older version wrote them.
+        self._older: dict[str, bool] = {}
+
+    def update(self, cursor: duckdb.DuckDBPyConnection, *, may_fetch: bool = True) -> None:
         """Make the views of this connection read the files registered now.
 
         The variables are set only after a change: setting them takes as long as a small query.
+
+        Args:
+            may_fetch: False: leave out files that the home lacks and could fetch.
+
+        Raises:
+            StorageError: the home lacks a file, and ``fetch`` cannot get it.
         """
         found = cursor.execute(named("history_in_use")).fetchall()
         if self._used.get(cursor) == found:
@@ -118,6 +132,10 @@ class FilesInUse:
         paths: dict[str, list[str]] = {EVENTS: [], SNAPSHOTS: []}
         for folder, path, _ in found:
             if folder is not None:
+                if self._fetch is not None:
+                    if not may_fetch and not (self._home / path).exists():
+                        continue
+                    self._fetch(path)
                 paths[folder].append(str(self._home / path))
         for folder, statement in (
             (EVENTS, "use_event_files"),
@@ -129,8 +147,18 @@ class FilesInUse:
         differ = first is not None and any(
             since > first for folder, _, since in found if folder is None
         )
+        differ |= self._fetch is not None and self._has_older(paths)
         cursor.execute(named("use_older_columns"), {"differ": differ})
-        self._used[cursor] = found
+        if may_fetch:
+            self._used[cursor] = found
+
+    def _has_older(self, paths: Mapping[str, Sequence[str]]) -> bool:
+        for folder, files in paths.items():
+            columns = set(pq.read_schema(self._home / folder / NOTHING).names)
+            for file in files:
+                if file not in self._older:
+                    self._older[file] = bool(columns - set(pq.read_schema(file).names))
+        return any(self._older[file] for files in paths.values() for file in files)
 
 
 def export_events(cursor: duckdb.DuckDBPyConnection, to_position: int, *, path: Path) -> int:

@@ -37,7 +37,9 @@ def made_by(cursor: duckdb.DuckDBPyConnection) -> str:
     return str(digest)
 
 
-def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None:
+def make(
+    cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str, files: history.FilesInUse
+) -> None:
     """Create missing tables and columns and replace all views, inside an open transaction.
 
     Raises:
@@ -63,7 +65,7 @@ def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None
     cursor.execute(named("begin_made_by"))
     if history.write_nothing(cursor, home, replace=True):
         cursor.execute(named("never_complete" if is_new else "set_columns_since"))
-    history.FilesInUse(home).update(cursor)
+    files.update(cursor, may_fetch=False)
     cursor.execute(views())
     cursor.execute(named("set_made_by"), {"made_by": made_by})
 

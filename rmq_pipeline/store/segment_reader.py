@@ -56,6 +56,8 @@ class Segments:
         self.changing = threading.RLock()
         #: Incremented on each change of the registered segments.
         self.version = 0
+        #: How often another broker, which leads, has changed the registrations.
+        self.outdated = 0
         #: False until ``load``, and again when the registrations are in doubt.
         self.loaded = False
         #: True if the folders contain exactly the registered files, and the last steps of seal are
@@ -90,8 +92,12 @@ class Segments:
             self._claim()
             self._claim = None
 
-    def load(self, stored: StoredSegments) -> None:
-        """Replace all registrations by those of the state tables."""
+    def load(self, stored: StoredSegments, *, outdated: int) -> None:
+        """Replace all registrations by those of the state tables.
+
+        Args:
+            outdated: how often they had been outdated before the tables were read.
+        """
         segments = [
             Segment.from_path(path.partition("/")[2])
             for path in stored.segments.column("path").to_pylist()
@@ -102,8 +108,14 @@ class Segments:
             self._insert(segments)
             ends = stored.event_segments.column("to_position").to_numpy()
             self.sealed_to = int(ends.max()) if len(ends) else 0
-            self.loaded = True
+            self.loaded = outdated == self.outdated
             self.version += 1
+
+    def outdate(self) -> None:
+        """Let the next reader load the registrations: the broker that leads has changed them."""
+        with self._lock:
+            self.outdated += 1
+            self.loaded = False
 
     def add(self, segments: Iterable[Segment], *, sealed_to: int) -> None:
         """Add segments that were registered just now."""

@@ -1,6 +1,7 @@
 """Leaders of one log in PostgreSQL die or stand still; standbys or empty homes succeed them.
 
-Nothing answered is lost, no order breaks, and a leader that wakes up late answers nothing.
+Nothing answered is lost, no order breaks, and a leader that wakes up late answers nothing. The
+leaders seal, merge and trim meanwhile, in an archive that all of them share.
 RMQ_CHAOS_LEADER_KILLS sets how often a leader is killed (3), RMQ_CHAOS_LEADER_STOPS how often it
 is stopped and woken up after a standby has taken over (1). From 10 kills on, producer and push
 consumers of RocketMQ's own Python client and a window of a Dagster consumer take part.
@@ -26,6 +27,7 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.process import LOG_FENCED, serving
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.handling.spec import ConsumerSpec
+from rmq_pipeline.limits import MIB
 from tests.chaos.test_kills import assert_kept, lag, prepare
 from tests.chaos.traffic import Ledger, Traffic
 from tests.chaos.zygote import Zygote
@@ -52,8 +54,49 @@ def zygote(tmp_path: Path) -> Iterator[Zygote]:
 
 
 @pytest.fixture
-def settings(postgres: PostgresServer) -> dict[str, object]:
-    return {"log_store": postgres.new_database(), "log_lease_ms": LEASE_MS}
+def settings(postgres: PostgresServer, tmp_path: Path) -> dict[str, object]:
+    return {
+        "log_store": postgres.new_database(),
+        "log_lease_ms": LEASE_MS,
+        "archive_root": str(tmp_path / "archive"),
+        "log_file_bytes": MIB,
+        "reserve_bytes": MIB,
+        "seal_after_ms": 0,
+        "snapshot_events": 1000,
+        "compact_min_inputs": 3,
+        "replaced_grace_ms": 1000,
+    }
+
+
+class Sealing:
+    """A thread that seals, merges and expires again and again, at whatever broker leads."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._over = threading.Event()
+        self.segments = self.merges = self.files = 0
+        self.refused: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.05):
+            try:
+                report = self._client.seal(limit_bytes=2 * MIB)
+                self.segments += report["segments"]
+                self.files += report["dropped_files"]
+                self.merges += self._client.compact()["compactions"]
+                self._client.expire()
+            except RocketMQError as error:
+                self.refused[type(error).__name__] += 1
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+        print(
+            f"sealed: {self.segments} segments, {self.merges} merges,"
+            f" {self.files} log files dropped; refused {dict(self.refused)}"
+        )
 
 
 def test_successors_on_empty_homes_have_all_that_was_answered(
@@ -76,7 +119,7 @@ def test_successors_on_empty_homes_have_all_that_was_answered(
     pid = lead()
     with Client(address) as client:
         prepare(client)
-        traffic = Traffic(client, ledger)
+        sealing, traffic = Sealing(client), Traffic(client, ledger)
         traffic.start()
         try:
             for _ in range(KILLS):
@@ -93,8 +136,10 @@ def test_successors_on_empty_homes_have_all_that_was_answered(
             traffic.stop_sending()
             eventually(lambda: lag(client) == 0 or traffic.failures, within_s=120)
         finally:
+            sealing.stop()
             traffic.stop()
 
+        assert sealing.segments
         assert_kept(client, ledger)
         print(
             f"{KILLS} leaders killed (seed {seed}): {len(ledger.sent)} messages answered,"
@@ -241,7 +286,7 @@ def test_standbys_take_over(
         if KILLS >= 10:
             others.enter_context(official_client(client, ";".join(pair.grpc)))
             others.enter_context(window(client))
-        traffic = Traffic(client, ledger)
+        sealing, traffic = Sealing(client), Traffic(client, ledger)
         traffic.start()
         try:
             for attack in attacks:
@@ -264,8 +309,10 @@ def test_standbys_take_over(
             others.close()
             eventually(lambda: lag(client) == 0 or traffic.failures, within_s=120)
         finally:
+            sealing.stop()
             traffic.stop()
 
+        assert sealing.segments
         assert_kept(client, ledger)
         print(
             f"{KILLS} leaders killed and {STOPS} stopped (seed {seed}): {len(ledger.sent)} messages"

@@ -85,7 +85,7 @@ def plan(engine: Engine, *, topic: str | None, limit_bytes: int) -> list[Merger]
                 return found
             total = sum(fact.bytes for fact in some)
             inputs = tuple(fact.segment for fact in some)
-            found.append(Merger(segments.root.address, inputs, total))
+            found.append(Merger(segments.root.address, inputs, total, engine.epoch))
             left -= total
     return found
 
@@ -173,7 +173,7 @@ def compact(
         if engine.wakeups.closed:
             break
         try:
-            added = merge(engine.segments.root, merger.inputs)
+            added = merge(engine.segments.root, merger.inputs, epoch=merger.epoch)
         except CorruptLogError:
             _set_damaged_aside(engine, merger.inputs)
             continue
@@ -212,6 +212,7 @@ def replace_segments(
         counted = segments.of_queue(added.topic_id, added.queue_id)
         if added in counted:
             return _report(engine, removed, added=added)
+        _check_epoch(engine, added)
         try:
             _check(removed, added, counted=counted)
             size = manifest.entry_of(segments.root, added)["bytes"]
@@ -224,7 +225,7 @@ def replace_segments(
             except RequestError:
                 _delete(segments.root, added)
                 raise
-            engine.log.sync()
+            engine.confirm()
         step("replaced")
         segments.replace(removed, [added])
         hide(segments.root, removed)
@@ -240,6 +241,7 @@ def replace_segments(
             topic_id=added.topic_id,
             replaced=removed,
             at_ms=engine.clock.now_ms(),
+            epoch=engine.epoch,
         )
         step("replaced_listed")
     return report
@@ -260,6 +262,22 @@ def _set_damaged_aside(engine: Engine, inputs: Sequence[Segment]) -> None:
             # A file that cannot be read now may be sound; the next compaction tries again.
             if isinstance(error, CorruptLogError):
                 engine.segments.damaged.add(segment)
+
+
+def _check_epoch(engine: Engine, added: Segment) -> None:
+    """Check that this leader planned the merge; an earlier one may still delete its files.
+
+    Raises:
+        RequestError: another leader did, or the file has no epoch; it stays until it is tidied up.
+    """
+    replication = engine.replication
+    first = 0 if replication is None else replication.first_epoch
+    if not first <= added.epoch <= engine.epoch:
+        raise RequestError(
+            f"{added.relative} was merged under epoch {added.epoch} of the log, and this broker"
+            f" leads since epoch {first}.",
+            remedy="Plan the merge again.",
+        )
 
 
 def _check(removed: Sequence[Segment], added: Segment, *, counted: Sequence[Segment]) -> None:
@@ -337,7 +355,7 @@ def _expire_topic(
         kept_from: dict[int, int] = engine.submit(
             ExpireSegments(topic.topic_id, tuple(old), window)
         )
-        engine.log.sync()
+        engine.confirm()
     step("expired")
     gone = [each for each, _ in old if each.end <= kept_from.get(each.queue_id, 0)]
     report["held_back"] += len(old) - len(gone)
@@ -355,6 +373,7 @@ def _expire_topic(
         topic_id=topic.topic_id,
         replaced=gone,
         at_ms=engine.clock.now_ms(),
+        epoch=engine.epoch,
     )
     step("expired_unlisted")
     report["segments"] += len(gone)
@@ -373,11 +392,18 @@ def delete_replaced(engine: Engine) -> int:
                 topic=topic.name,
                 topic_id=topic.topic_id,
                 is_over=lambda at_ms: at_ms + grace_ms <= now_ms,
+                counted={each.name for each in segments.of_topic(topic.topic_id)},
+                epoch=engine.epoch,
             )
             if names:
-                left = segments.of_topic(topic.topic_id)
-                about = {"topic": topic.name, "topic_id": topic.topic_id}
-                manifest.write(segments.root, left, forget=names, **about)  # type: ignore[arg-type]
+                manifest.write(
+                    segments.root,
+                    segments.of_topic(topic.topic_id),
+                    topic=topic.name,
+                    topic_id=topic.topic_id,
+                    forget=names,
+                    epoch=engine.epoch,
+                )
             deleted += len(names)
     return deleted
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from rmq_pipeline import limits, schema
 from rmq_pipeline.access import Access
+from rmq_pipeline.archive.shared_history import SharedHistory
 from rmq_pipeline.broker.decide.admin import Found
 from rmq_pipeline.broker.decide.queue_index import TrimIndex
 from rmq_pipeline.broker.decide.request import Decision, RefillReserve, Request
@@ -20,10 +21,18 @@ from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.filter_cache import FilterResults
 from rmq_pipeline.broker.state.queue_index import PAGE_ROWS
 from rmq_pipeline.broker.state.state import State
+from rmq_pipeline.broker.work import shared_state
 from rmq_pipeline.broker.work.bulk_gate import BulkGate
 from rmq_pipeline.broker.work.check_offers import Offers
 from rmq_pipeline.broker.work.dead_letter_failures import DeadLetterFailures
-from rmq_pipeline.broker.work.home import Home, archive_of, give_up_reserve, note_open, part_of
+from rmq_pipeline.broker.work.home import (
+    Home,
+    archive_of,
+    archive_of_log,
+    give_up_reserve,
+    note_open,
+    part_of,
+)
 from rmq_pipeline.broker.work.membership import Filters, Members
 from rmq_pipeline.broker.work.meter import Meter
 from rmq_pipeline.broker.work.recovery import recover
@@ -109,20 +118,17 @@ class Engine:
         self.meter = Meter()
         self.offers = Offers()
         self.dead_letter_failures = DeadLetterFailures()
-        root, claim = archive_of(home, settings.archive_root)
-        self.segments = Segments(root, claim=claim)
+        #: Registered segments, and the history files of a log in a store; None: it is in the home.
+        self.segments, self.shared_history = self._open_archive()
         #: Last upkeep status of the archive (archiving.py).
         self.archive_status: Any = None
         #: Time of the next expiry, after pending messages have held back all old segments.
         self.held_until_ms = 0
         self.filter_results = FilterResults()
+        #: Where the log of an empty home begins, until the log is open; None: at 0.
+        self._begins_at = shared_state.begin(home.path, self.shared_history, log=shared)
         self.database = self._open_database()
-        try:
-            commit_log = self._open_log()
-            state = recover(self.database, commit_log)
-        except BaseException:
-            self.database.close()
-            raise
+        commit_log, state = self._recover()
         self._clock_file = ClockFile(home.path)
         self._clock_file.lead(clock, last_at_ms=state.last_at_ms)
         clock.go_on_from(state.last_at_ms)
@@ -154,10 +160,45 @@ class Engine:
             self.access.share = leads.share_access
             leads.replication.on_fenced = self._fenced
 
+    def _recover(self) -> tuple[CommitLog, State]:
+        try:
+            commit_log = self._open_log()
+            state = recover(self.database, commit_log)
+        except BaseException:
+            self.database.close()
+            raise
+        self._begins_at = None
+        shared_state.has_begun(self.home.path)
+        return commit_log, state
+
+    def _open_archive(self) -> tuple[Segments, SharedHistory | None]:
+        address, shared = self.settings.archive_root, self._shared
+        if shared is None:
+            root, claim = archive_of(self.home, address)
+            return Segments(root, claim=claim), None
+        root = archive_of_log(self.home, address, log_id=shared.log_id, claimed=shared.archive)
+
+        def claim_for_log() -> None:
+            if address is not None and self.leads is not None:
+                self.leads.claim_archive(root, address)
+
+        history = SharedHistory(root, self.home.path) if address is not None else None
+        return Segments(root, claim=claim_for_log), history
+
     @property
-    def shares_log(self) -> bool:
-        """Return True if the log is in a store, too."""
-        return self._shared is not None
+    def keeps_all(self) -> bool:
+        """Return True if nothing may be sealed: successors would not find the segments."""
+        return self._shared is not None and self.shared_history is None
+
+    @property
+    def leads(self) -> Replicated | None:
+        """The log in its store, which this broker leads; None: only this home has it."""
+        return self._shared if isinstance(self._shared, Replicated) else None
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of this leader, for names of files; 0: only this home has the log."""
+        return self.replication.store.epoch if self.replication is not None else 0
 
     @classmethod
     def open(
@@ -204,10 +245,13 @@ class Engine:
 
     def _open_database(self) -> Database:
         """Open the database; on a full disk, release parts of the reserve for its writes."""
+        fetch = self.shared_history.fetch if self.shared_history is not None else None
         while True:
             try:
                 return Database.open(
-                    self.home.database, memory_bytes=self.settings.duckdb_memory_bytes
+                    self.home.database,
+                    memory_bytes=self.settings.duckdb_memory_bytes,
+                    fetch=fetch,
                 )
             except StoreFullError:
                 give_up_reserve(self.home.log, self.settings.reserve_bytes)
@@ -223,7 +267,7 @@ class Engine:
         }
         if self._shared is None:
             return CommitLog.open(self.home.log, **how)
-        return self._shared.open_log(self.home.log, **how)
+        return self._shared.open_log(self.home.log, begins_at=self._begins_at, **how)
 
     def begin(self) -> None:
         """Store the event of a start, from which time goes on."""
@@ -239,9 +283,11 @@ class Engine:
         Raises:
             LogHeldError: another broker leads.
             LogStoreError: the store does not answer.
+            ArchiveError: the log has an archive, and the setting archive_root names another one.
         """
         followed = self.followed
         assert followed is not None, "a standby"
+        followed.check_archive(self.segments.root if self.shared_history is not None else None)
         leader = followed.leader
         shared = followed.lead(force=force)
         log.warning("this standby begins to lead the log; the last leader was %s", leader)
@@ -265,6 +311,20 @@ class Engine:
         if (followed := self.followed) is not None:
             return followed.report(self.log.end)
         return self.replication.report(self.log.end) if self.replication else None
+
+    def confirm(self) -> None:
+        """Wait until all frames answered so far are on disk and, if the log has one, in its store.
+
+        Only then may files go that these frames replace.
+
+        Raises:
+            StorageError: the disk failed, or the store does not answer.
+            LogFencedError: another broker leads.
+        """
+        end = self.log.end
+        self.log.sync()
+        if self.replication is not None:
+            self.replication.wait_for(end)
 
     def check_leads(self) -> None:
         """Check that no other broker leads the log; free without a store.

@@ -14,8 +14,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_pipeline import checked_parquet, durable_files
+from rmq_pipeline.archive.shared_history import name_of
 from rmq_pipeline.broker.decide.request import Fence
 from rmq_pipeline.broker.decide.segments import RegisterHistory
+from rmq_pipeline.broker.work import shared_files
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.errors import StorageError, StoreFullError
 from rmq_pipeline.store import history
@@ -69,6 +71,7 @@ def sweep(engine: Engine) -> None:
     engine.dispatched()  # any frame may have registered a file
     for file in engine.database.sweep_history():
         log.info("Deleted %s, which no query reads.", file)
+    shared_files.sweep(engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,9 @@ class _Steps:
         folder = engine.home.path / history.SNAPSHOTS
         unfinished = folder / ".snapshot.unfinished"
         taken = engine.database.export_snapshot(unfinished)
-        path = folder / f"{taken.position:020d}.parquet"
+        path = folder / name_of(f"{taken.position:020d}", epoch=engine.epoch)
         durable_files.publish(unfinished, path)
+        shared_files.put(engine, path)
         self.fault("snapshot_written")
         self._register(
             {
@@ -116,7 +120,7 @@ class _Steps:
             return
         home = self.engine.home
         first, last = files[0]["from_position"], files[-1]["to_position"]
-        path = home.events / f"{first:020d}-{last:020d}.parquet"
+        path = home.events / name_of(f"{first:020d}-{last:020d}", epoch=self.engine.epoch)
         unfinished = home.events / ".merged.unfinished"
         sources = [home.path / file["path"] for file in files]
         if damaged := [each for each in sources if not _is_whole(each)]:
@@ -125,6 +129,7 @@ class _Steps:
             return
         rows = self.engine.database.merge_events(sources, unfinished)
         durable_files.publish(unfinished, path)
+        shared_files.put(self.engine, path)
         self.fault("events_merged")
         self._register(
             {
@@ -170,7 +175,7 @@ class _Steps:
 
     def _register(self, details: dict[Kind, _File]) -> None:
         self.engine.submit(RegisterHistory(details, self.window))
-        self.engine.log.sync()
+        self.engine.confirm()
 
 
 def _is_whole(path: Path) -> bool:

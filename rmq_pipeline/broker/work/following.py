@@ -12,6 +12,7 @@ from typing import Final
 
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state.state import State
+from rmq_pipeline.broker.work import shared_files
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.recovery import replay
 from rmq_pipeline.broker.work.repair import text_of
@@ -28,7 +29,9 @@ from rmq_pipeline.errors import (
     RocketMQError,
 )
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.log.shared_log import FollowingLog, StoredFrame
+from rmq_pipeline.store.segment_reader import Segments
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,8 @@ _PAUSE_S: Final = 0.05
 #: Looks at the lease within its time, and longest pause between two.
 _LOOKS: Final = 8
 _LOOK_S: Final = 0.5
+#: Pause between two looks for log that the leader has sealed.
+_TRIM_S: Final = 30.0
 #: Bytes of frames that are applied in one turn of the writer.
 _TURN_BYTES: Final = 32 * MIB
 #: A standby that has claimed the log and does not work within this time leaves it to another one.
@@ -49,6 +54,7 @@ class Follow(Request):
 
     log: FollowingLog
     frames: Sequence[StoredFrame]
+    segments: Segments
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Store nothing of this broker's own."""
@@ -59,6 +65,8 @@ class Follow(Request):
         start = self.log.end
         self.log.append(self.frames)
         replay(state, self.log, start=start)
+        if state.changed(Kind.SEGMENT, 0) >= start:
+            self.segments.outdate()
         self.log.publish()
 
 
@@ -81,8 +89,13 @@ class Follower:
         self._asked: _Promotion | None = None
         #: The access rules of the home have changed, and are not in force yet.
         self._has_new_rules = False
-        self._thread = threading.Thread(target=self._run, name="rmq-standby", daemon=True)
-        self._thread.start()
+        # The archive may not answer, and this broker must be able to lead meanwhile.
+        self._threads = [
+            threading.Thread(target=self._run, name="rmq-standby", daemon=True),
+            threading.Thread(target=self._trim, name="rmq-standby-trim", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def promote(self, *, force: bool, timeout_s: float) -> None:
         """Begin to lead, and return once this broker does.
@@ -114,14 +127,28 @@ class Follower:
         with self._wakes:
             self._closing = True
             self._wakes.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        for thread in self._threads:
+            if threading.current_thread() is not thread:
+                thread.join()
 
     def _run(self) -> None:
         try:
             self._follow_and_lead()
         finally:
             self._answer(ConflictError("The standby closes."))
+
+    def _trim(self) -> None:
+        while True:
+            with self._wakes:
+                self._wakes.wait_for(lambda: self._closing, _TRIM_S)
+            if self._closing or self._engine.followed is None:
+                return
+            try:
+                shared_files.follow(self._engine)
+            except (RocketMQError, OSError) as error:
+                log.warning("The standby keeps log that is sealed: %s", error)
+            except Exception:
+                log.exception("The standby keeps log that is sealed.")
 
     def _follow_and_lead(self) -> None:
         look = Deadline(0.0)
@@ -190,7 +217,7 @@ class Follower:
         frames = followed.missing(commit_log.end, most_bytes=_TURN_BYTES)
         if not frames:
             return False
-        self._engine.writer.submit(Follow(commit_log, frames))
+        self._engine.writer.submit(Follow(commit_log, frames, self._engine.segments))
         self._engine.dispatcher.notify(commit_log.synced)
         return True
 

@@ -219,6 +219,62 @@ def archive_of(home: Home, address: str | None) -> tuple[Root, Callable[[], None
     return root, claim
 
 
+def archive_of_log(home: Home, address: str | None, *, log_id: str, claimed: str | None) -> Root:
+    """Return the archive of a log that is in a store.
+
+    All homes of the log have the same archive, perhaps by different paths: its mark has the id of
+    the log. As long as the log has none, its messages stay in the log.
+
+    Args:
+        home: a locked home.
+        address: of the archive; None: this broker seals nothing.
+        log_id: the id of the store.
+        claimed: address of the archive that the log has, as a leader gave it; None: it has none.
+
+    Raises:
+        ArchiveError: the log has an archive, and the address is not that one, or missing.
+    """
+    if address is None:
+        check_has_archive(None, log_id=log_id, claimed=claimed)
+        return opened(home.topics)
+    root = _root_at(address)
+    try:
+        check_has_archive(root, log_id=log_id, claimed=claimed)
+    except OSError as error:
+        if isinstance(root, LocalRoot):
+            raise ArchiveError(f"{shown(address)} cannot be used: {error}.") from error
+        logger.warning("archive away root=%s why=%s", root, error)
+    known = {"root": address, "id": log_id}
+    if _known(kept := home.path / ARCHIVE_FILE) != known:
+        durable_files.write_json(kept, known)
+    return root
+
+
+def check_has_archive(root: Root | None, *, log_id: str, claimed: str | None) -> None:
+    """Check that a root is the archive of a log, if the log has one.
+
+    Raises:
+        ArchiveError: it is another one, or there is none.
+        OSError: it cannot be reached.
+    """
+    if claimed is None:
+        return
+    if root is None:
+        raise ArchiveError(
+            f"The log has its sealed messages in {claimed}, and archive_root is not set.",
+            remedy="Set archive_root to that place, as this machine reaches it.",
+        )
+    try:
+        owner = _owner_of(root)
+    except FileNotFoundError:
+        owner = None
+    if owner != log_id:
+        raise ArchiveError(
+            f"{root} is not the archive of this log, which is in {claimed}.",
+            remedy="Set archive_root to that place, as this machine reaches it.",
+        )
+
+
 def _known(file: Path) -> dict[str, str | None] | None:
     try:
         known = durable_files.load_json(file.read_bytes())
@@ -232,24 +288,32 @@ def _known(file: Path) -> dict[str, str | None] | None:
 def _marked(
     address: str, home_id: str, *, is_claimed: bool
 ) -> tuple[Root, Callable[[], None] | None]:
+    root = _root_at(address)
     try:
-        place = address_of(address)
-        root = at(place.absolute() if isinstance(place, Path) else place)
-    except (ValueError, OSError) as error:
-        # pyarrow asks Amazon for the region of a bucket if no variable names it.
-        raise ArchiveError(f"{shown(address)} cannot be used: {error}.") from error
-    try:
-        _claim(root, home_id)
+        claim_root(root, home_id)
     except OSError as error:
         if not is_claimed or isinstance(root, LocalRoot) or isinstance(error, FileNotFoundError):
             raise ArchiveError(f"{shown(address)} cannot be used: {error}.") from error
         logger.warning("archive away root=%s why=%s", root, error)
-        return root, partial(_claim, root, home_id)
+        return root, partial(claim_root, root, home_id)
     return root, None
 
 
-def _claim(root: Root, home_id: str) -> None:
+def _root_at(address: str) -> Root:
+    try:
+        place = address_of(address)
+        return at(place.absolute() if isinstance(place, Path) else place)
+    except (ValueError, OSError) as error:
+        # pyarrow asks Amazon for the region of a bucket if no variable names it.
+        raise ArchiveError(f"{shown(address)} cannot be used: {error}.") from error
+
+
+def claim_root(root: Root, home_id: str) -> None:
     """Check that a root belongs to a home; an empty one belongs to the first that claims it.
+
+    Args:
+        root: of an archive.
+        home_id: of the home, or of the store of its log.
 
     Raises:
         ArchiveError: it belongs to another home, or has other files.
@@ -267,11 +331,14 @@ def _claim(root: Root, home_id: str) -> None:
         except (StorageRootError, MissingExtraError):
             # Without conditional puts the last of several homes gets the root.
             root.replace(ARCHIVE_MARK, mark)
+    if _owner_of(root) != home_id:
+        raise ArchiveError(f"{root} is the archive of another home.")
+
+
+def _owner_of(root: Root) -> str:
     try:
-        owner = durable_files.load_json(root.read(ARCHIVE_MARK))["id"]
+        return str(durable_files.load_json(root.read(ARCHIVE_MARK))["id"])
     except (ValueError, KeyError) as error:
         raise durable_files.DamagedFileError(
             f"{root}/{ARCHIVE_MARK} is damaged: {error}."
         ) from error
-    if owner != home_id:
-        raise ArchiveError(f"{root} is the archive of another home.")

@@ -336,7 +336,9 @@ def keyed_state_history(engine: Engine, group: str, *, topic: str, places: pa.Ta
     with segments.sealing:
         # The states come from the log; the starts of message groups come from DuckDB.
         engine.dispatched(ends_at(engine, topic_id=owner.topic_id, bounds=bounds))
-        sealed_to = segments.sealed_to
+        # The home may lack states of the log that another leader has sealed (shared_files.py).
+        writes_all = engine.shared_history is None or segments.tidy
+        sealed_to = segments.sealed_to if writes_all else engine.log.first
         frames = engine.log.frames(sealed_to, engine.log.end)
         found = state_history.around(
             engine.home.path / "state",

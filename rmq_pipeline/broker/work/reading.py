@@ -132,8 +132,9 @@ def segments_of(engine: Engine) -> Segments:
     if not segments.loaded:
         # Otherwise a registration during the load would be lost.
         with segments.changing:
+            outdated = segments.outdated
             engine.dispatched(engine.state.changed(Kind.SEGMENT, 0))
-            segments.load(engine.database.load_segments())
+            segments.load(engine.database.load_segments(), outdated=outdated)
     return segments
 
 

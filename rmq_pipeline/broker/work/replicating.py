@@ -1,9 +1,10 @@
 """A home whose commit log is in a store: its broker leads the log, or follows it as a standby.
 
-The store never forgets a frame, and the broker neither seals nor drops the log: segments and event
-files are local, and the next leader would lack them. Access rules are in the store.
+The store never forgets a frame. Access rules are in the store, and so is the address of the archive
+in which leaders put segments and event files: without one, nothing is sealed.
 """
 
+import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +12,24 @@ from typing import Any, Final
 
 from rmq_pipeline import durable_files, extras
 from rmq_pipeline.access import users
-from rmq_pipeline.broker.work.home import FORMAT, Home
+from rmq_pipeline.broker.work import shared_state
+from rmq_pipeline.broker.work.home import FORMAT, Home, check_has_archive, claim_root
+from rmq_pipeline.broker.work.shared_state import StateCopy
 from rmq_pipeline.errors import LogHeldError, OperatorError, RequestError
 from rmq_pipeline.settings import Settings
+from rmq_pipeline.storage.root import Root, shown, without_credentials
 from rmq_pipeline.store.log import catching_up, log_file
 from rmq_pipeline.store.log.commit_log import CommitLog
 from rmq_pipeline.store.log.log_store import LogStore
 from rmq_pipeline.store.log.replication import Replication
 from rmq_pipeline.store.log.shared_log import FollowingLog, LeadingLog, StoredFrame
 
+log = logging.getLogger(__name__)
+
 #: In the home: the id of the store of its log, and whether the home may have answered alone.
 STORE_FILE: Final = "log_store.json"
+#: In the store: where the archive of the log is.
+_ARCHIVE_NAME: Final = "archive.json"
 #: Longest wait after the end of the lease of a leader that has died.
 _CLAIM_S: Final = 2.0
 
@@ -40,6 +48,45 @@ class Replicated:
     replication: Replication
     #: The home may have answered frames that the store lacks.
     answered_alone: bool
+    #: Where the archive of the log is, as a leader gave it; None: the log has none.
+    archive: str | None
+    #: The copy of the state with which an empty home begins; None: the store has the whole log.
+    copy: StateCopy | None
+    #: This process has deleted the frames from the store that the copy makes unnecessary.
+    has_trimmed: bool = False
+
+    @property
+    def log_id(self) -> str:
+        """The id of the store."""
+        return self.replication.store.id
+
+    def note_copy(self, copy: StateCopy) -> None:
+        """Let homes begin with a copy of the state from now on.
+
+        Raises:
+            LogFencedError: another broker leads.
+            LogStoreError: the store does not answer.
+        """
+        content = durable_files.dump_json(copy.to_json())
+        self.replication.store.put_file(shared_state.NAME, content)
+        self.copy = copy
+
+    def claim_archive(self, root: Root, address: str) -> None:
+        """Claim an archive for the log, before the first segment, and tell it the next leaders.
+
+        Raises:
+            ArchiveError: the log has another archive, or the root belongs to another log or home.
+            OSError: it cannot be reached.
+            LogFencedError: another broker leads.
+            LogStoreError: the store does not answer.
+        """
+        check_has_archive(root, log_id=self.log_id, claimed=self.archive)
+        claim_root(root, self.log_id)
+        if self.archive is None:
+            said = shown(without_credentials(address))
+            content = durable_files.dump_json({"root": said})
+            self.replication.store.put_file(_ARCHIVE_NAME, content)
+            self.archive = said
 
     def open_log(self, folder: Path, **how: Any) -> CommitLog:
         """Open the log, and make the files and the store the same; see ``CommitLog.open``.
@@ -79,6 +126,32 @@ class Followed:
         self.leader = store.lease().holder
         #: Why the store does not answer; None: it does.
         self.failing: str | None = None
+        #: Where the archive of the log is; None: the log had none when this broker looked.
+        self.archive = _archive_in(store)
+        #: The copy of the state with which an empty home begins; None: there is none.
+        self.copy = shared_state.named_in(store.file)
+
+    @property
+    def log_id(self) -> str:
+        """The id of the store."""
+        return self._store.id
+
+    def check_archive(self, root: Root | None) -> None:
+        """Check that this broker reaches the archive of the log, if the log has one by now.
+
+        Args:
+            root: of this broker; None: its settings name none.
+
+        Raises:
+            ArchiveError: it is another one.
+            LogStoreError: the store does not answer.
+        """
+        with self._asking:
+            self.archive = self.archive or _archive_in(self._store)
+        try:
+            check_has_archive(root, log_id=self.log_id, claimed=self.archive)
+        except OSError as error:  # messages that are not sealed can be served
+            log.warning("archive away root=%s why=%s", root, error)
 
     @property
     def address(self) -> str:
@@ -188,11 +261,6 @@ def shared_log(home: Home, settings: Settings, *, standby: bool) -> Replicated |
     if settings.log_store is None:
         _check_alone(home, known, standby=standby)
         return None
-    if settings.archive_root is not None:
-        raise RequestError(
-            "archive_root and log_store cannot be combined yet: with a store nothing is sealed.",
-            remedy="Leave one of them out.",
-        )
     if known is None and any(home.log.glob(f"*{log_file.SUFFIX}")):
         raise OtherLogError(f"{home.path} has a log of its own, which no store has.")
     store = _store_of(settings)
@@ -257,12 +325,13 @@ def _leading(
         # Before the first frame. The flag stays until the home has met the store.
         _note(home, store.id, answered_alone=answered_alone)
         _take_access(home, store)
+        archive, copy = _archive_in(store), shared_state.named_in(store.file)
         if store.file(users.FILE_NAME) is None and (home / users.FILE_NAME).exists():
             store.put_file(users.FILE_NAME, (home / users.FILE_NAME).read_bytes())
     except BaseException:
         replication.close()
         raise
-    return Replicated(home, replication, answered_alone)
+    return Replicated(home, replication, answered_alone, archive, copy)
 
 
 def _following(
@@ -272,6 +341,12 @@ def _following(
     _note(home, store.id, answered_alone=answered_alone)
     _take_access(home, store)
     return Followed(home, store=store, settings=settings, answered_alone=answered_alone)
+
+
+def _archive_in(store: LogStore) -> str | None:
+    """Return where the archive of the log is, as a leader gave it; None: the log has none."""
+    content = store.file(_ARCHIVE_NAME)
+    return None if content is None else str(durable_files.load_json(content)["root"])
 
 
 def _take_access(home: Path, store: LogStore) -> bool:

@@ -6,6 +6,9 @@ files; ONE frame registers all of them and moves ``sealed_to``. Then DuckDB dele
 is checkpointed, and whole log files before ``sealed_to`` are dropped. A crash before the frame
 leaves unregistered files: the next seal deletes them and starts over. A crash after it leaves steps
 that the next seal repeats.
+
+If the log is in a store, the files have the leader's epoch in their names, and the frame must be in
+the store before anything goes (see shared_files.py).
 """
 
 import logging
@@ -19,11 +22,12 @@ import pyarrow as pa
 
 from rmq_pipeline import durable_files, limits
 from rmq_pipeline.archive import manifest
-from rmq_pipeline.archive.segment import SUFFIX, UNFINISHED, Segment
+from rmq_pipeline.archive.segment import UNFINISHED, Segment
 from rmq_pipeline.archive.segment_file import SegmentWriter, place, show
+from rmq_pipeline.archive.shared_history import name_of
 from rmq_pipeline.broker.decide.request import Fence, RefillReserve
 from rmq_pipeline.broker.decide.segments import RegisterSealed, Sealed
-from rmq_pipeline.broker.work import event_history, keyed_state
+from rmq_pipeline.broker.work import event_history, keyed_state, shared_files
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.reading import segments_of
 from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES
@@ -43,6 +47,9 @@ _COUNTS: Final = ("segments", "rows", "bytes", "raw_bytes", "event_rows", "dropp
 _RETRY_MS: Final = 30_000
 #: Bytes of log that one frame registers; also the largest segment of a busy queue.
 _TURN_BYTES: Final = 256 * limits.MIB
+_NEEDS_ARCHIVE: Final = (
+    "The log is in log_store, and archive_root is not set: no messages are sealed or expire."
+)
 #: On a full disk a turn takes 1/8 of the reserve, and at most as much log.
 _RESERVE_SHARES: Final = 8
 #: Space that a checkpoint may need. DuckDB must be reopened after a checkpoint that found no space.
@@ -63,9 +70,10 @@ class Reach:
 
 
 def sealable(engine: Engine) -> int:
-    """Return the log position up to which the log is synced and in DuckDB."""
+    """Return the log position up to which the log is synced, in DuckDB and in its store."""
     dispatched: int = engine.database.dispatched
-    return min(engine.log.synced, dispatched)
+    reached = min(engine.log.synced, dispatched)
+    return reached if engine.replication is None else min(reached, engine.replication.confirmed)
 
 
 def reach(engine: Engine, *, squeezed: bool) -> Reach:
@@ -90,9 +98,12 @@ def reach(engine: Engine, *, squeezed: bool) -> Reach:
 def due(engine: Engine) -> dict[str, Any]:
     """Return ``next_due_ms``, None if unknown, and ``due``, the bytes of log to seal now.
 
-    While the archive's store is away, ``waits`` says why, and seal is due every 30 seconds.
+    ``waits`` says why nothing is sealed. While the archive's store is away, seal is due every 30
+    seconds.
     """
-    if engine.shares_log:
+    if engine.keeps_all:
+        return {"next_due_ms": None, "due": 0, "waits": _NEEDS_ARCHIVE}
+    if engine.followed is not None:
         return {"next_due_ms": None, "due": 0}
     segments = segments_of(engine)
     if segments.away is not None:
@@ -211,7 +222,7 @@ def seal(
     """
     if limit_bytes <= 0:
         raise RequestError(f"limit_bytes is {limit_bytes} and must be positive.")
-    if engine.shares_log:  # the next leader would not have the files
+    if engine.keeps_all:
         engine.submit(RefillReserve(window))
         return dict.fromkeys((*_COUNTS, *event_history.COUNTS), 0)
     file_bytes = engine.settings.log_file_bytes
@@ -234,6 +245,11 @@ def seal(
         turns.report.update(event_history.keep(engine, window=window, fault=fault or _no_fault))
         if turns.report["dropped_files"]:
             engine.submit(RefillReserve(window))
+        try:
+            shared_files.trim(engine, fault or _no_fault)
+        except OSError as error:
+            note_away(engine, error)
+            raise StorageError(f"The state was not copied to the archive: {error}.") from error
     return turns.report
 
 
@@ -269,6 +285,7 @@ class _Turns:
         """Make the folders match the log, and finish the steps that a crash interrupted."""
         engine = self._engine
         segments = segments_of(engine)
+        shared_files.take_over(engine)
         self._tidy_topics()
         event_history.sweep(engine)
         if segments.sealed_to:
@@ -278,6 +295,7 @@ class _Turns:
     def _tidy_topics(self) -> None:
         segments = self._engine.segments
         state = self._engine.state
+        before = shared_files.settled_topics(self._engine)
         with segments.changing:
             registered = [
                 s for topic_id in segments.topics_sealed() for s in segments.of_topic(topic_id)
@@ -285,17 +303,24 @@ class _Turns:
             manifest.tidy(
                 segments.root,
                 registered,
-                exists=lambda topic_id: topic_id in state.topics,
+                exists=lambda topic_id: topic_id in before or topic_id in state.topics,
                 now_ms=self._engine.clock.now_ms(),
+                epoch=self._engine.epoch,
             )
 
     def _forget_deleted_topics(self) -> None:
-        segments = self._engine.segments
-        for topic_id, topic in segments.topics_sealed().items():
-            if topic_id not in self._engine.state.topics:
+        engine, segments = self._engine, self._engine.segments
+        sealed = segments.topics_sealed()
+        if sealed.keys() <= engine.state.topics.keys():
+            return
+        before = shared_files.settled_topics(engine)
+        for topic_id, topic in sealed.items():
+            if topic_id not in before and topic_id not in engine.state.topics:
                 with segments.changing:
                     segments.forget(topic_id)
-                    manifest.remove_topic(segments.root, topic=topic, topic_id=topic_id)
+                    manifest.remove_topic(
+                        segments.root, topic=topic, topic_id=topic_id, epoch=engine.epoch
+                    )
 
     def _turn(self, limit_bytes: int, sealable: Reach) -> bool:
         """Seal some frames; return False if there are none."""
@@ -320,7 +345,9 @@ class _Turns:
         """Write the files of a turn and rename them to their final names."""
         engine = self._engine
         frames = Frames(engine.log, start, sealable=sealable)
-        writer = SegmentWriter(engine.segments.root, lambda topic_id: _name_of(engine, topic_id))
+        writer = SegmentWriter(
+            engine.segments.root, lambda topic_id: _name_of(engine, topic_id), epoch=engine.epoch
+        )
         try:
             for batches in frames.messages(limit_bytes):
                 writer.add(batches)
@@ -339,11 +366,12 @@ class _Turns:
 
     def _write_events(self, start: int, end: int) -> tuple[Path, int]:
         folder = self._engine.home.events
-        path = folder / f"{start:020d}-{end:020d}{SUFFIX}"
+        path = folder / name_of(f"{start:020d}-{end:020d}", epoch=self._engine.epoch)
         unfinished = folder / f".{start:020d}{UNFINISHED}"
         rows = self._engine.database.export_events(end, unfinished)
         self._fault("events_written")
         durable_files.publish(unfinished, path)
+        shared_files.put(self._engine, path)
         self._fault("events_renamed")
         return path, rows
 
@@ -354,13 +382,13 @@ class _Turns:
         sizes = tuple(root.size(place(root, segment)) for segment in done.segments)
         with segments.changing:
             registered: list[Segment] = engine.submit(RegisterSealed(done, sizes, self._window))
-            engine.log.sync()
+            engine.confirm()
             self._fault("registered")
             segments.add(registered, sealed_to=done.end)
             show(root, registered)
             for topic, topic_id in sorted({(s.topic, s.topic_id) for s in registered}):
                 counted = segments.of_topic(topic_id)
-                manifest.write(root, counted, topic=topic, topic_id=topic_id)
+                manifest.write(root, counted, topic=topic, topic_id=topic_id, epoch=engine.epoch)
             self._fault("manifests_written")
         report["segments"] += len(registered)
         report["rows"] += sum(segment.rows for segment in registered)

@@ -18,7 +18,7 @@ from rmq_pipeline import checked_parquet, durable_files
 from rmq_pipeline.access.certificates import CERTIFICATE, FOLDER, KEY, Certificate
 from rmq_pipeline.access.users import FILE_NAME as ACCESS_FILE
 from rmq_pipeline.access.users import Rules
-from rmq_pipeline.archive import key_index, manifest
+from rmq_pipeline.archive import key_index, manifest, shared_history
 from rmq_pipeline.archive.segment import HIDDEN, INDEX, KEPT, SUFFIX, Segment
 from rmq_pipeline.archive.segment_file import open_segment, place
 from rmq_pipeline.broker.work.engine import SCHEMAS
@@ -123,6 +123,8 @@ class _Home:
         self._path = path
         self._dispatched = 0
         self._registered: frozenset[str] = frozenset()
+        #: Paths of history files that the archive has, for all homes of a log in a store.
+        self._shared: frozenset[str] = frozenset()
 
     def files(self) -> Iterator[Verified]:
         """Yield the results of all files, small files and the database first."""
@@ -137,7 +139,8 @@ class _Home:
                 yield self._of(path, kind=kind, check=_read_history)
         yield from self._archive()
         for name in sorted(self._registered):
-            if not name.startswith("topics/") and not (self._path / name).exists():
+            is_there = name in self._shared or (self._path / name).exists()
+            if not name.startswith("topics/") and not is_there:
                 yield Verified(name, name.partition("/")[0], 0, "it is missing")
 
     def _small_files(self) -> Iterator[Verified]:
@@ -176,6 +179,10 @@ class _Home:
             address = None
         root = opened(address or self._path / "topics")
         sizes = root.files("")
+        shared = f"{shared_history.FOLDER}/"
+        self._shared = frozenset(
+            path.removeprefix(shared) for path in sizes if path.startswith(shared)
+        )
         wanted = {
             Segment.from_path(path.removeprefix("topics/"))
             for path in self._registered
@@ -199,6 +206,8 @@ class _Home:
 
 def _check_of(path: str, root: Root) -> tuple[str, Callable[[str], object]] | None:
     """Return the kind and the check of a file in the archive; None: the file does not count."""
+    if path.startswith(f"{shared_history.FOLDER}/"):
+        return None
     if path.endswith(manifest.NAME):
         return "manifest", lambda path: _read_manifest(root, path)
     if path.endswith(INDEX):

@@ -196,6 +196,8 @@ def _parting(local: LocalLog, store: LogStore, *, start: int) -> int | None:
         if stored.position >= local.end:
             return None
         if stored.position != at:
+            if at == start:
+                _check_begins_before(store, at)
             raise _unsound(store, f"no frame at position {at}, but one at {stored.position}")
         if local.stored_at(at) != stored:
             return at
@@ -247,9 +249,26 @@ def _dense(store: LogStore, start: int) -> Iterator[tuple[Stored, bytes]]:
     at = start
     for stored, frame in store.frames(start):
         if stored.position != at or crc32(frame) != stored.crc:
+            if at == start:
+                _check_begins_before(store, at)
             raise _unsound(store, f"no sound frame at position {at}")
         at = stored.end
         yield stored, frame
+
+
+def _check_begins_before(store: LogStore, position: int) -> None:
+    """Check that the store has not been trimmed beyond a position that a home needs.
+
+    Raises:
+        DivergedLogError: it has.
+    """
+    first = next(store.headers(0), None)
+    if first is not None and first.position > position:
+        raise DivergedLogError(
+            f"The store {store.address} begins at position {first.position}, and the home needs"
+            f" the log from {position} on: it was away for too long.",
+            remedy="Start with an empty home, which begins with a copy of the state.",
+        )
 
 
 def _unsound(store: LogStore, what: str) -> LogStoreError:

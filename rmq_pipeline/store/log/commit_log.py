@@ -317,6 +317,11 @@ class CommitLog:
             position, sections = self._reader.frame(self.file_of(position), position)
             yield position, sections
 
+    def can_drop_before(self, position: int) -> bool:
+        """Return True if ``drop_before`` would delete a file."""
+        files = self._files
+        return len(files) > 1 and files[1].base <= position
+
     def drop_before(self, position: int) -> list[Path]:
         """Delete all files but the last that end at or before a position; return their paths.
 

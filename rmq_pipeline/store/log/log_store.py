@@ -51,7 +51,7 @@ class LogStore(Protocol):
     """One log outside the home. All methods raise LogStoreError if the store does not answer.
 
     ``begin``, ``finish`` and ``settle`` are for one thread at a time. So are the methods that read,
-    while no thread appends. ``renew`` is safe for all threads.
+    while no thread appends. ``renew``, ``put_file`` and ``trim`` are safe for all threads.
     """
 
     #: Address without secrets, for people.
@@ -150,7 +150,13 @@ class LogStore(Protocol):
         ...
 
     def trim(self, before: int) -> None:
-        """Delete the frames that end at or before a position."""
+        """Delete the frames that end at or before a position; safe for all threads.
+
+        Keep each call short: it may hold up ``renew``.
+
+        Raises:
+            LogFencedError: another broker has begun to lead; nothing was deleted.
+        """
         ...
 
     def renew(self) -> bool:

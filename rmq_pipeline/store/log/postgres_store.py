@@ -364,8 +364,15 @@ class PostgresStore:
 
     def trim(self, before: int) -> None:
         """See LogStore."""
-        with self._answering():
-            self._run("log_trim", before=before, writer=self._writer)
+        with self._lease_lock:
+            try:
+                done = self._on_lease("log_trim", before=before)
+            except psycopg.Error as error:
+                self._close_lease()
+                raise self._failed(error) from error
+            row = done.fetchone()
+            if row is None or not row.leads:
+                raise self._fenced()
 
     def file(self, name: str) -> bytes | None:
         """See LogStore."""

@@ -55,6 +55,8 @@ class Replication:
         """
         self.store = store
         self.mode = mode
+        #: The first epoch of this broker's leadership; those of earlier leaders are lower.
+        self.first_epoch = store.epoch
         #: Log position up to which the store has the log.
         self.confirmed = 0
         #: Why this broker may not answer any more; None: it leads.
@@ -184,6 +186,25 @@ class Replication:
             self.on_fenced(error)
 
     # ------------------------------------------------------------------------------------- writes
+
+    def wait_for(self, position: int) -> None:
+        """Wait until the store has the log up to a position.
+
+        Raises:
+            LogFencedError: another broker leads.
+            LogStoreError: the store does not have it in time.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.fenced is not None or self.confirmed >= position, self._timeout_s
+            )
+            if self.fenced is not None:
+                raise self.fenced
+            if self.confirmed < position:
+                raise LogStoreError(
+                    f"The store of the log is {position - self.confirmed} bytes behind."
+                    f" {self._failure}"
+                )
 
     def write(self, position: int, frame: bytes, *, local: Callable[[], None]) -> None:
         """Write a frame to the store and, by ``local``, to the local file.

@@ -24,13 +24,22 @@ from rmq_pipeline.store.log.replication import Replication
 class SharedLog(CommitLog):
     """A log whose files can be compared with its store and completed from it."""
 
-    def __init__(self, *args: Any, store: LogStore, answered_alone: bool, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        store: LogStore,
+        answered_alone: bool,
+        begins_at: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Prepare the log; ``open`` passes these arguments on.
 
         Args:
             answered_alone: see ``catching_up.meet``.
+            begins_at: position of the first frame of a log without files; None: 0.
         """
         super().__init__(*args, **kwargs)
+        self._begins_at = begins_at
         self._store = store
         self._answered_alone = answered_alone
 
@@ -42,6 +51,23 @@ class SharedLog(CommitLog):
     @override
     def _new_seed(self) -> int:
         return self._store.seed
+
+    def _recover_files(self, dispatched_position: int) -> None:
+        """Recover the files; a log without files begins where the home's copy of the state says."""
+        if self._begins_at is not None:
+            self.end = self._begins_at
+            self._create_first(self._new_seed()).finish()
+            dispatched_position = self._begins_at  # the frames up to there come from the store
+        super()._recover(dispatched_position)
+        self._check_seed()
+
+    def _check_reaches(self, dispatched_position: int) -> None:
+        if self.end < dispatched_position:
+            raise CorruptLogError(
+                f"The copy of the state is at position {dispatched_position}, and the store"
+                f" {self._store.address} ends at {self.end}.",
+                remedy="Restore the database of log_store from its standby or its backup.",
+            )
 
     def _check_seed(self) -> None:
         if (seed := self._files[0].seed) != self._store.seed:
@@ -149,8 +175,7 @@ class LeadingLog(SharedLog):
             LogStoreError: the store does not answer.
             LogFencedError: another broker leads.
         """
-        super()._recover(dispatched_position)
-        self._check_seed()
+        self._recover_files(dispatched_position)
         failed_from = self._replication.begin_meeting()
         try:
             end = catching_up.meet(
@@ -163,6 +188,7 @@ class LeadingLog(SharedLog):
         except LogFencedError as error:
             self._replication.fence(error)
             raise
+        self._check_reaches(dispatched_position)
         self._build_from(end)
         self._replication.go_on(end)
 
@@ -206,14 +232,14 @@ class FollowingLog(SharedLog):
             DivergedLogError: the files have frames that were answered and the store lacks.
             LogStoreError: the store does not answer.
         """
-        super()._recover(dispatched_position)
-        self._check_seed()
+        self._recover_files(dispatched_position)
         end = catching_up.follow(
             self,
             self._store,
             answered_alone=self._answered_alone,
             dispatched=dispatched_position,
         )
+        self._check_reaches(dispatched_position)
         self._build_from(end)
 
     def check_open(self) -> None:

@@ -71,9 +71,11 @@ from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.message import MessageIds
 from rmq_pipeline.receipt import Receipts
+from rmq_pipeline.storage.local import LocalRoot
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.log.postgres_store import PostgresStore
 from rmq_pipeline.store.log.shared_log import FollowingLog
+from rmq_pipeline.store.segment_reader import Segments
 from rmq_pipeline.tables import columns_of
 from rmq_pipeline.topic import HALF_TOPIC_ID
 from tests.broker.sealed_home import messages, open_broker
@@ -361,7 +363,7 @@ def test_a_decision_leaves_the_state_as_it_was(
         *of_groups(state, receipts, now_ms),
         *of_topics(state),
         *of_jobs(state, now_ms),
-        Follow(unopened_log(tmp_path), []),
+        Follow(unopened_log(tmp_path), [], Segments(LocalRoot(tmp_path))),
     ]
     before = content(state)
     decided = set()

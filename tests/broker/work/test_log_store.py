@@ -515,11 +515,6 @@ def test_a_home_of_a_store_does_not_open_without_it(open_broker: Open) -> None:
         open_broker(store=None)
 
 
-def test_a_shared_archive_is_refused_with_a_store(open_broker: Open, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="archive_root"):
-        open_broker(archive_root=str(tmp_path / "archive"))
-
-
 def test_a_password_in_the_address_is_refused(open_broker: Open) -> None:
     with pytest.raises(RequestError, match="PGPASSWORD") as refused:
         open_broker(store="postgresql://rmq:secret@127.0.0.1/log")
@@ -541,7 +536,7 @@ def test_the_successor_has_the_users(open_broker: Open) -> None:
     assert second.list_users()["name"].to_pylist() == ["alice"]
 
 
-def test_nothing_is_sealed_and_no_log_is_dropped(open_broker: Open) -> None:
+def test_without_an_archive_nothing_is_sealed_and_no_log_is_dropped(open_broker: Open) -> None:
     broker = open_broker(seal_after_ms=0)
     prepare(broker)
     for _ in range(60):
@@ -551,4 +546,6 @@ def test_nothing_is_sealed_and_no_log_is_dropped(open_broker: Open) -> None:
 
     assert set(report.values()) == {0}
     assert broker.status()["log_first"] == 0
-    assert broker.due()["jobs"]["seal"]["due"] == 0
+    seal = broker.due()["jobs"]["seal"]
+    assert seal["due"] == 0
+    assert "archive_root" in seal["waits"]

@@ -154,11 +154,26 @@ ON CONFLICT (start) DO UPDATE SET
 version = excluded.version, fingerprint = excluded.fingerprint;
 
 -- name: log_trim
--- Takes before, writer.
-DELETE FROM rmq_log.frames
-WHERE
-    position + length <= %(before)s
-    AND EXISTS (SELECT 1 FROM rmq_log.store AS leader WHERE leader.writer = %(writer)s);
+-- Takes before, writer; returns whether that writer leads, and deletes nothing if it does not. The
+-- row lock waits for a successor that is taking over. Positions are the primary key, lengths are
+-- not: the last frame before the position goes with the next call, if it does not end before it.
+WITH leader AS (
+    SELECT one
+    FROM rmq_log.store
+    WHERE writer = %(writer)s
+    FOR SHARE
+),
+
+gone AS (
+    DELETE FROM rmq_log.frames
+    WHERE
+        position < %(before)s
+        AND position + length <= %(before)s
+        AND EXISTS (SELECT 1 FROM leader)
+)
+
+SELECT count(*) > 0 AS leads
+FROM leader;
 
 -- name: log_file
 -- Takes name; returns its content.
