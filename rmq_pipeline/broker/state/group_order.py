@@ -278,8 +278,13 @@ class ByGroup(Consumption):
         It has all offsets of a group, or the first ones.
 
         Another look-up may have been faster, and its messages may be settled. So a result is
-        dropped if the backlog begins elsewhere by now; the next look-up reads it again.
+        dropped if the backlog begins elsewhere by now; the next look-up reads it again. A state
+        that was rebuilt from the log meanwhile may have its cursor before ``stop``, because the
+        frame that moved it was not stored. Messages from the cursor on are no backlog: they would
+        be delivered twice.
         """
+        if stop > self.cursor:
+            return {}
         found = {}
         for group, some, start, more in zip(groups, offsets, starts, more_from, strict=True):
             entry = self.backlog.get(group)
