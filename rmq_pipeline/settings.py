@@ -7,28 +7,39 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_seriali
 
 from rmq_pipeline import limits
 from rmq_pipeline.errors import RequestError
-from rmq_pipeline.storage.root import shown
+from rmq_pipeline.storage.root import HIDDEN, shown
 
 #: Characters of URLs that mean nothing in HTML or in the template itself.
 _OF_URLS: Final = r"[A-Za-z0-9._~:/?#@!$&()*+,;=%-]"
 
 
+#: Schemes of the addresses of the log's stores.
+POSTGRES: Final = frozenset({"postgresql", "postgres"})
+BUCKETS: Final = frozenset({"s3"})
 #: Names of the parameters of libpq that are secrets.
 LIBPQ_SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
 
 
 def check_log_store(address: str) -> str:
-    """Return the address of the log's database; no error shows it, as it may have a password.
+    """Return the address of the log's store; no error shows it, as it may have a password.
 
     Raises:
-        RequestError: it is not an address of PostgreSQL, or has a password.
+        RequestError: it is no address of a store, or has a secret.
     """
     scheme, separator, rest = address.partition("://")
-    if scheme not in {"postgresql", "postgres"} or not separator:
+    if scheme in POSTGRES and separator:
+        _check_postgres(rest)
+    elif scheme in BUCKETS and separator:
+        _check_bucket(rest)
+    else:
         raise RequestError(
-            "The setting log_store is no address of PostgreSQL.",
-            remedy="Use postgresql://HOST:PORT/DATABASE.",
+            "The setting log_store is no address of PostgreSQL or of a bucket.",
+            remedy="Use postgresql://HOST:PORT/DATABASE or s3://BUCKET/PREFIX.",
         )
+    return address
+
+
+def _check_postgres(rest: str) -> None:
     # libpq reads a password up to an @, whatever is in it, and takes # for a character of names.
     user, at, _ = rest.rpartition("@")
     named = {name for name, _ in parse_qsl(rest.partition("?")[2], keep_blank_values=True)}
@@ -38,7 +49,32 @@ def check_log_store(address: str) -> str:
             " one; settings are shown.",
             remedy="Leave it out, and set PGPASSWORD or PGPASSFILE for the broker.",
         )
-    return address
+
+
+def _check_bucket(rest: str) -> None:
+    place, _, query = rest.partition("?")
+    if "@" in rest or "#" in rest or HIDDEN in shown(f"s3://bucket?{query}"):
+        raise RequestError(
+            "The setting log_store has a key, a secret, or a character (@ or #) that may end one;"
+            " settings are shown.",
+            remedy="Leave it out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for the"
+            " broker.",
+        )
+    bucket, _, prefix = place.partition("/")
+    if not bucket or not prefix.strip("/"):
+        raise RequestError(
+            "The setting log_store names no bucket, or no prefix for the log.",
+            remedy="Use s3://BUCKET/PREFIX; the prefix is the log's alone.",
+        )
+
+
+def is_bucket(log_store: str | None) -> bool:
+    """Return True if the store of the log is a bucket."""
+    return log_store is not None and log_store.partition("://")[0] in BUCKETS
+
+
+def _chosen(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 class Settings(BaseModel):
@@ -73,8 +109,9 @@ class Settings(BaseModel):
     seal_after_ms: int = Field(10 * 60_000, ge=0)
     #: Address of the archive: a path, or the URI of a pyarrow file system; None: in the home.
     archive_root: str | None = None
-    #: URL of the PostgreSQL database that has the commit log, without a password; None: only the
-    #: home has it. It needs the extra postgres. See docs/replication.md.
+    #: URL of the PostgreSQL database (extra postgres) or of the prefix of a bucket (extra objects)
+    #: that has the commit log, without a password; None: only the home has it. See
+    #: docs/replication.md.
     log_store: Annotated[str, AfterValidator(check_log_store)] | None = None
     #: sync: a send is answered once home and store have it; async: once the home has it.
     replication: Literal["sync", "async"] = "sync"
@@ -86,6 +123,11 @@ class Settings(BaseModel):
     failover: Literal["auto", "manual"] = "auto"
     #: Time in which the broker repeats a failed write to the store before it refuses the call.
     log_timeout_ms: int = Field(5000, ge=100)
+    #: How long a frame waits for further requests before it is written to the store, and how often a
+    #: standby asks for the next frame. None: 0 and 50 with PostgreSQL; 10 and 200 with a bucket,
+    #: where each request costs money.
+    log_gather_ms: int | None = Field(None, ge=0, le=1000)
+    log_poll_ms: int | None = Field(None, ge=10, le=10_000)
     #: Port for small calls of this library's clients over plain TCP; 0: any free port, None: none.
     tcp_port: int | None = Field(0, ge=0, le=65535)
     #: Target size of a merged segment, and the number of small neighbours that triggers a merge.
@@ -131,6 +173,14 @@ class Settings(BaseModel):
     grpc_born_hosts: bool = False
     #: True: the gRPC endpoint creates unknown consumer groups that a client names.
     grpc_create_groups: bool = True
+
+    def log_gather_s(self) -> float:
+        """Return how long a frame waits for further requests, in seconds."""
+        return _chosen(self.log_gather_ms, 10 if is_bucket(self.log_store) else 0) / 1000
+
+    def log_poll_s(self) -> float:
+        """Return the pause of a standby between two looks for frames, in seconds."""
+        return _chosen(self.log_poll_ms, 200 if is_bucket(self.log_store) else 50) / 1000
 
     @field_serializer("archive_root", "otlp_endpoint")
     def _without_secrets(self, address: str | None) -> str | None:

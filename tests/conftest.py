@@ -30,6 +30,7 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
+    from tests.log_stores import LogStores
     from tests.object_store import ObjectStore
     from tests.postgres_server import PostgresServer
 
@@ -192,6 +193,16 @@ def postgres() -> Iterator[PostgresServer]:
     server = PostgresServer(Path(tempfile.mkdtemp(prefix="postgres-")))
     yield server
     server.stop()
+
+
+@pytest.fixture(params=["postgres", "s3"])
+def log_stores(request: pytest.FixtureRequest) -> LogStores:
+    """A server for logs of each kind of engine in turn."""
+    from tests.log_stores import BucketLogs, PostgresLogs
+
+    if request.param == "postgres":
+        return PostgresLogs(request.getfixturevalue("postgres"))
+    return BucketLogs(request.getfixturevalue("object_store"))
 
 
 @pytest.fixture(scope="session", autouse=True)

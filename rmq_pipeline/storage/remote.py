@@ -23,7 +23,7 @@ from rmq_pipeline.storage.root import Root, StorageRootError, below
 OBJECT_STORES: Final = MappingProxyType({"s3": "s3", "gs": "gs", "gcs": "gs"})
 
 #: A call of a store is repeated for as long as this.
-_RETRIES: Final = timedelta(seconds=30)
+_RETRY_S: Final = 30.0
 
 
 def has_obstore() -> bool:
@@ -199,17 +199,9 @@ class ObjectRoot(RemoteRoot):
     @functools.cached_property
     def _store(self) -> Any:
         """The store of the bucket."""
-        from obstore.store import from_url
-
-        parts = urlsplit(self.address)
-        kind, bucket = OBJECT_STORES[parts.scheme], parts.netloc.rpartition("@")[2]
-        config = _config(self.address) if kind == "s3" else {}
-        if isinstance(self._files, pafs.S3FileSystem):
-            config["region"] = self._files.region
-        options: Any = {"allow_http": config.get("endpoint", "").startswith("http://")}
-        opened: Any = from_url
-        retry = {"max_retries": 5, "retry_timeout": _RETRIES}
-        return opened(f"{kind}://{bucket}", client_options=options, retry_config=retry, **config)
+        is_s3 = isinstance(self._files, pafs.S3FileSystem)
+        region = self._files.region if is_s3 else None
+        return store_at(self.address, region=region, retries=5, retry_s=_RETRY_S)
 
     def _key(self, path: str) -> str:
         return self._at(path).partition("/")[2]
@@ -256,9 +248,9 @@ class ObjectRoot(RemoteRoot):
         except exceptions.AlreadyExistsError:
             raise
         except exceptions.NotSupportedError as error:
-            raise StorageRootError(f"{self} has no conditional puts: {_text_of(error)}.") from error
+            raise StorageRootError(f"{self} has no conditional puts: {text_of(error)}.") from error
         except exceptions.BaseError as error:
-            raise OSError(f"{self} could not store {path}: {_text_of(error)}") from error
+            raise OSError(f"{self} could not store {path}: {text_of(error)}") from error
 
     @override
     def delete(self, path: str) -> None:
@@ -271,10 +263,33 @@ class ObjectRoot(RemoteRoot):
         except FileNotFoundError:
             return
         except exceptions.BaseError as error:
-            raise OSError(f"{self} could not delete {path}: {_text_of(error)}") from error
+            raise OSError(f"{self} could not delete {path}: {text_of(error)}") from error
 
 
-def _text_of(error: Exception) -> str:
+def store_at(
+    address: str, *, region: str | None, retries: int, retry_s: float, **client: Any
+) -> Any:
+    """Return obstore's store of the bucket at an address.
+
+    Args:
+        retries: how often a failed request is repeated, at most.
+        retry_s: time in which it is repeated.
+        client: options of obstore's HTTP client.
+    """
+    from obstore.store import from_url
+
+    parts = urlsplit(address)
+    kind, bucket = OBJECT_STORES[parts.scheme], parts.netloc.rpartition("@")[2]
+    config = _config(address) if kind == "s3" else {}
+    if region is not None:
+        config["region"] = region
+    options: Any = {**client, "allow_http": config.get("endpoint", "").startswith("http://")}
+    retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=retry_s)}
+    opened: Any = from_url
+    return opened(f"{kind}://{bucket}", client_options=options, retry_config=retry, **config)
+
+
+def text_of(error: Exception) -> str:
     """Return the message of obstore without the internals that follow it."""
     return str(error).partition("\n\nDebug source")[0]
 

@@ -1,8 +1,6 @@
 """The contract of a log store, on a real PostgreSQL server."""
 
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -10,14 +8,10 @@ import pytest
 from rmq_pipeline.errors import (
     HomeFormatError,
     LogFencedError,
-    LogHeldError,
     LogStoreError,
     RequestError,
 )
-from rmq_pipeline.store.log.frame import crc32
-from rmq_pipeline.store.log.log_store import Stored
 from rmq_pipeline.store.log.postgres_store import PostgresStore
-from tests.broken_wire import BrokenWire
 from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
@@ -46,54 +40,6 @@ def open_store(database: str) -> Iterator[Open]:
         store.close()
 
 
-def test_frames_come_back_in_order(open_store: Open) -> None:
-    store = open_store()
-    frames = {0: b"a" * 64, 64: b"b" * 128, 192: b"c" * 64}
-
-    for position, frame in frames.items():
-        store.append(position, frame)
-
-    assert {found.position: frame for found, frame in store.frames(0)} == frames
-    assert [found.position for found in store.headers(64)] == [64, 192]
-    assert [found.position for found, _ in store.frames(100)] == [192]
-    last = store.last()
-    assert last is not None
-    assert last.end == 256
-
-
-def test_an_empty_store_has_no_frames(open_store: Open) -> None:
-    store = open_store()
-
-    assert store.last() is None
-    assert list(store.frames(0)) == []
-    assert store.epoch == 1
-
-
-def test_frames_larger_than_a_read_come_back(open_store: Open) -> None:
-    store, large = open_store(), bytes(33 << 20)
-    store.append(0, large)
-    store.append(len(large), large)
-
-    assert [len(frame) for _, frame in store.frames(0)] == [len(large)] * 2
-
-
-def test_an_older_leader_appends_nothing(open_store: Open) -> None:
-    first = open_store()
-    first.append(0, b"a" * 64)
-    second = open_store()  # the lease of the first one ends meanwhile
-
-    with pytest.raises(LogFencedError):
-        first.append(64, b"b" * 64)
-    second.append(64, b"c" * 64)
-
-    assert [frame for _, frame in second.frames(64)] == [b"c" * 64]
-    assert not first.renew()
-    with pytest.raises(LogFencedError):
-        first.reclaim()
-    with pytest.raises(LogFencedError):
-        first.put_file("access.json", b"{}")
-
-
 def test_a_taken_position_is_refused_even_in_the_same_epoch(
     open_store: Open, postgres: PostgresServer, database: str
 ) -> None:
@@ -103,35 +49,6 @@ def test_a_taken_position_is_refused_even_in_the_same_epoch(
 
     with pytest.raises(LogFencedError):
         store.append(0, b"a" * 64)
-
-
-def test_an_append_is_repeated_without_doubling(open_store: Open) -> None:
-    store = open_store()
-    store.append(0, b"a" * 64)
-
-    store.append(0, b"a" * 64)
-    store.settle(0, b"a" * 64)
-    store.settle(64, b"b" * 64)
-
-    assert list(store.headers(0)) == [
-        Stored(0, 64, crc32(b"a" * 64)),
-        Stored(64, 64, crc32(b"b" * 64)),
-    ]
-
-
-def test_a_lost_answer_is_settled_by_position(open_store: Open, postgres: PostgresServer) -> None:
-    database = postgres.new_database()
-    with BrokenWire(postgres.address) as wire:
-        store = open_store(database.replace(postgres.address, wire.address))
-        store.append(0, b"a" * 64)
-
-        wire.lose_next_answer()
-        with pytest.raises(LogStoreError):
-            store.append(64, b"b" * 64)
-        store.settle(64, b"b" * 64)
-
-        assert [found.position for found in store.headers(0)] == [0, 64]
-        assert wire.lost == 1
 
 
 def test_a_late_append_of_a_dropped_connection_stores_nothing(
@@ -187,84 +104,6 @@ def test_a_commit_that_a_standby_may_lack_is_refused(
         open_store()
 
     open_store()  # without standbys it is as durable as on
-
-
-def test_the_lease_keeps_others_out_while_it_is_renewed(open_store: Open) -> None:
-    leader, over = open_store(), threading.Event()
-
-    def live() -> None:
-        while not over.wait(LEASE_S / 4):
-            leader.renew()
-
-    renewing = threading.Thread(target=live)
-    renewing.start()
-    try:
-        with pytest.raises(LogHeldError, match="is led by"):
-            open_store()
-    finally:
-        over.set()
-        renewing.join()
-    leader.append(0, b"a" * 64)  # the other one has changed nothing
-
-
-def test_a_closed_leader_leaves_at_once(open_store: Open) -> None:
-    first = open_store()
-    first.append(0, b"a" * 64)
-    first.close()
-
-    second = open_store()
-
-    assert (second.id, second.seed, second.epoch) == (first.id, first.seed, first.epoch + 1)
-
-
-def test_files_are_handed_on(open_store: Open) -> None:
-    first = open_store()
-    assert first.file("access.json") is None
-    first.put_file("access.json", b"{1}")
-    first.put_file("access.json", b"{2}")
-    first.close()
-
-    assert open_store().file("access.json") == b"{2}"
-
-
-def test_a_file_is_handed_on_while_a_new_epoch_is_taken(open_store: Open) -> None:
-    store, over = open_store(), threading.Event()
-
-    def put() -> None:
-        number = 0
-        while not over.is_set():
-            number += 1
-            store.put_file("access.json", b"%d" % number)
-
-    with ThreadPoolExecutor(1) as pool:
-        putting = pool.submit(put)
-        for _ in range(20):
-            store.reclaim()
-        over.set()
-        putting.result()
-
-    assert store.file("access.json")
-
-
-def test_trim_deletes_whole_frames(open_store: Open) -> None:
-    store = open_store()
-    for position in (0, 64, 128):
-        store.append(position, b"a" * 64)
-
-    store.trim(130)
-
-    assert [found.position for found in store.headers(0)] == [128]
-
-
-def test_a_damaged_frame_is_not_delivered(
-    open_store: Open, postgres: PostgresServer, database: str
-) -> None:
-    store = open_store()
-    store.append(0, b"a" * 64)
-    postgres.execute("UPDATE rmq_log.frames SET frame = 'b'", url=database)
-
-    with pytest.raises(LogStoreError, match="damaged"):
-        list(store.frames(0))
 
 
 # --------------------------------------------------------------------------------------- bad input
@@ -326,20 +165,6 @@ def test_a_log_that_a_home_of_a_newer_format_led_is_refused(
 
     with pytest.raises(HomeFormatError, match="a home of format 2"):
         open_store()
-
-
-def test_two_that_make_the_tables_at_once_make_one_log(open_store: Open) -> None:
-    found: list[PostgresStore] = []
-    makers = [
-        threading.Thread(target=lambda: found.append(open_store(claim=False))) for _ in range(4)
-    ]
-    for maker in makers:
-        maker.start()
-    for maker in makers:
-        maker.join()
-
-    assert len({store.id for store in found}) == 1
-    assert len(found) == len(makers)
 
 
 def test_a_user_without_rights_is_not_told_of_another_version(

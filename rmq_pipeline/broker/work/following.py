@@ -35,8 +35,6 @@ from rmq_pipeline.store.segment_reader import Segments
 
 log = logging.getLogger(__name__)
 
-#: Pause between two looks for new frames.
-_PAUSE_S: Final = 0.05
 #: Looks at the lease within its time, and longest pause between two.
 _LOOKS: Final = 8
 _LOOK_S: Final = 0.5
@@ -82,6 +80,7 @@ class Follower:
         self._engine = engine
         self._on_leading = on_leading
         self._takes_over = engine.settings.failover == "auto"
+        self._pause_s = engine.settings.log_poll_s()
         self._look_s = min(engine.settings.log_lease_ms / 1000 / _LOOKS, _LOOK_S)
         self._wakes = threading.Condition()
         self._closing = False
@@ -177,7 +176,7 @@ class Follower:
     def _rest(self) -> None:
         asked = self._asked
         with self._wakes:
-            self._wakes.wait_for(lambda: self._closing or self._asked is not asked, _PAUSE_S)
+            self._wakes.wait_for(lambda: self._closing or self._asked is not asked, self._pause_s)
 
     def _has_failed(self, followed: Followed, why: str | None) -> None:
         if why is not None and followed.failing != why:

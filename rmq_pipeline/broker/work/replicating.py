@@ -6,6 +6,7 @@ in which leaders put segments and event files: without one, nothing is sealed.
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ from rmq_pipeline.broker.work import shared_state
 from rmq_pipeline.broker.work.home import FORMAT, Home, check_has_archive, claim_root
 from rmq_pipeline.broker.work.shared_state import StateCopy
 from rmq_pipeline.errors import LogHeldError, OperatorError, RequestError
-from rmq_pipeline.settings import Settings
+from rmq_pipeline.settings import Settings, is_bucket
 from rmq_pipeline.storage.root import Root, shown, without_credentials
 from rmq_pipeline.store.log import catching_up, log_file
 from rmq_pipeline.store.log.commit_log import CommitLog
@@ -296,17 +297,31 @@ def _check_alone(home: Home, known: dict[str, Any] | None, *, standby: bool) -> 
 
 def _store_of(settings: Settings) -> LogStore:
     assert settings.log_store is not None, "a home with a store"
-    extras.check("postgres")
-    from rmq_pipeline.store.log.postgres_store import PostgresStore
-
-    store = PostgresStore(
+    store = _engine_of(settings.log_store)(
         settings.log_store,
         timeout_s=settings.log_timeout_ms / 1000,
         lease_s=settings.log_lease_ms / 1000,
         home_format=FORMAT,
     )
-    store.look()
+    try:
+        store.look()
+    except BaseException:
+        store.close()
+        raise
     return store
+
+
+def _engine_of(address: str) -> Callable[..., LogStore]:
+    """Return the kind of store at an address; only its packages are needed."""
+    if is_bucket(address):
+        extras.check("objects")
+        from rmq_pipeline.store.log.object_store_log import ObjectStoreLog
+
+        return ObjectStoreLog
+    extras.check("postgres")
+    from rmq_pipeline.store.log.postgres_store import PostgresStore
+
+    return PostgresStore
 
 
 def _leading(
@@ -319,6 +334,7 @@ def _leading(
         lease_s=settings.log_lease_ms / 1000,
         timeout_s=settings.log_timeout_ms / 1000,
         behind_bytes=settings.replication_behind_bytes,
+        gather_s=settings.log_gather_s(),
     )
     try:
         replication.start()

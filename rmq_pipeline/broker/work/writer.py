@@ -340,6 +340,8 @@ class Writer:
         """
         if threading.get_ident() == threading.main_thread().ident or not self._queue.empty():
             return False
+        if self.log.gather_s:  # the writer's thread waits for further requests
+            return False
         number = self._turns.try_take(bulk=pending.request.is_bulk())
         if number is None:
             return False
@@ -377,9 +379,11 @@ class Writer:
         while not closing:
             together = self._queue.get()
             closing = together is None
+            gathered_at = time.monotonic() + self.log.gather_s
             while together:
                 bulk = is_bulk(together)
                 number = self._turns.take(bulk=bulk)
+                closing = closing or self._gather(together, until=gathered_at)
                 closing = closing or self._drain(together)
                 small = 0 if passed else small_first(together)
                 passed = small > 0
@@ -406,6 +410,18 @@ class Writer:
         while (frame := self._decided.get()) is not None:
             self._finish(frame)
             del frame  # As above: a frame has up to 1 GiB.
+
+    def _gather(self, together: list[Pending], *, until: float) -> bool:
+        """Wait for further requests; return True if the end marker was among them."""
+        while len(together) < FRAME_REQUESTS and (left_s := until - time.monotonic()) > 0:
+            try:
+                item = self._queue.get(timeout=left_s)
+            except queue.Empty:
+                return False
+            if item is None:
+                return True
+            together.extend(item)
+        return False
 
     def _drain(self, together: list[Pending]) -> bool:
         """Append the queued requests; return True if the end marker was among them."""

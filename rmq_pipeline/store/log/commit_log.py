@@ -49,6 +49,9 @@ _KEPT_BYTES: Final = 64 << 20
 class CommitLog:
     """An open commit log; the module docstring describes its layout and its threads."""
 
+    #: How long a frame waits for further requests.
+    gather_s = 0.0
+
     def __init__(
         self,
         folder: Path,

@@ -19,17 +19,18 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import namedtuple_row
+from typing_extensions import override
 
 from rmq_pipeline.errors import (
     HomeFormatError,
     LogFencedError,
-    LogHeldError,
     LogStoreError,
     RequestError,
 )
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.settings import LIBPQ_SECRETS, check_log_store
 from rmq_pipeline.store.log.frame import crc32
+from rmq_pipeline.store.log.leadership import Held, LeadableStore, holder
 from rmq_pipeline.store.log.log_store import Layout, Lease, Stored
 from rmq_pipeline.store.statements import of_postgres, postgres_schema
 
@@ -43,8 +44,6 @@ _HEADERS: Final = 10_000
 _READ_BYTES: Final = 32 * MIB
 #: A bytea may have 1 GB, and the server copies it several times.
 _FRAME_BYTES_MAX: Final = 256 * MIB
-#: Pause between two looks at the lease of another broker.
-_LOOK_S: Final = 0.1
 #: Bytes per second that a slow connection is given, beyond the time limit of every call.
 _SLOWEST: Final = 4 * MIB
 
@@ -85,7 +84,7 @@ def _checked(address: str) -> str:
     return address
 
 
-class PostgresStore:
+class PostgresStore(LeadableStore):
     """A log in a PostgreSQL database, for one broker."""
 
     frame_bytes_max = _FRAME_BYTES_MAX
@@ -99,15 +98,9 @@ class PostgresStore:
             lease_s: time after the last renewal at which another broker may lead.
             home_format: format of this broker's home, which says how the frames are applied.
         """
-        self.address = _checked(address)
-        self.id = ""
-        self.seed = 0
-        self.epoch = 0
+        super().__init__(_checked(address), home_format=home_format)
         self._timeout_s = timeout_s
         self._lease_s = lease_s
-        self._home_format = home_format
-        #: Name of this broker in the store, a new one in each process.
-        self._writer = secrets.token_hex(16)
         self._connection: _Connection | None = None
         self._under_way: tuple[int, int, bytes] | None = None
         self._lease_lock = threading.Lock()
@@ -127,18 +120,6 @@ class PostgresStore:
             held = self._one("log_held_lease")
         return Lease(held.holder, held.runs)
 
-    def claim(self, *, seconds: float | None, force: bool = False) -> None:
-        """See LogStore."""
-        began, renewed, pause = time.monotonic(), None, threading.Event()
-        while (held := self._try_to_lead(force=force)) is not None:
-            lives = renewed is not None and held.renewed_at != renewed
-            renewed = held.renewed_at
-            waited_s = time.monotonic() - began
-            if seconds is None or lives or waited_s > seconds + held.lease_ms / 1000:
-                self.abandon()
-                raise LogHeldError(f"The commit log in {self.address} is led by {held.holder}.")
-            pause.wait(_LOOK_S)
-
     def reclaim(self) -> None:
         """See LogStore."""
         self.abandon()
@@ -148,18 +129,18 @@ class PostgresStore:
                 raise self._fenced()
             self._lead()
 
-    def _try_to_lead(self, *, force: bool) -> Any:
-        """Begin to lead and return None, or return the running lease of another broker."""
+    @override
+    def _try_to_lead(self, *, force: bool) -> Held | None:
         with self._answering(), self._now.transaction():
             self._check_home_format(self._one("log_lock_store").home_format)
             held = self._one("log_held_lease")
             if held.runs and held.writer != self._writer and not force:
-                return held
+                return Held(held.holder, lease_ms=held.lease_ms, mark=held.renewed_at)
             self._lead()
             self._run(
                 "log_take_lease",
                 writer=self._writer,
-                holder=f"{socket.gethostname()}, process {os.getpid()}",
+                holder=holder(),
                 lease_ms=round(self._lease_s * 1000),
             )
         return None
@@ -168,14 +149,6 @@ class PostgresStore:
         """Take a new epoch, in a transaction that has the store's row."""
         numbers = {"writer": self._writer, "home_format": self._home_format}
         (self.epoch,) = self._one("log_lead", **numbers)
-
-    def _check_home_format(self, found: int) -> None:
-        if found > self._home_format:
-            raise HomeFormatError(
-                f"The commit log in {self.address} was written by a home of format {found}; this"
-                f" version has format {self._home_format}.",
-                remedy="Use the version of rmq_pipeline that led last, or a newer one.",
-            )
 
     def renew(self) -> bool:
         """See LogStore."""
@@ -217,11 +190,6 @@ class PostgresStore:
             connection.close()
 
     # ---------------------------------------------------------------------------------- appends
-
-    def append(self, position: int, frame: bytes) -> None:
-        """See LogStore."""
-        self.begin(position, frame)
-        self.finish()
 
     def begin(self, position: int, frame: bytes) -> None:
         """See LogStore."""
@@ -532,12 +500,6 @@ class PostgresStore:
                 remedy="Give it the right to create a schema, or those of the schema's owner.",
             )
         return LogStoreError(f"The commit log in {self.address} cannot be reached: {said}.")
-
-    def _fenced(self) -> LogFencedError:
-        return LogFencedError(
-            f"Another broker leads the commit log in {self.address};"
-            f" the epoch {self.epoch} of this one is over."
-        )
 
 
 @contextmanager

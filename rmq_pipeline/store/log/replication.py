@@ -46,17 +46,20 @@ class Replication:
         lease_s: float,
         timeout_s: float,
         behind_bytes: int,
+        gather_s: float = 0.0,
     ) -> None:
         """Prepare; ``start`` begins to renew the lease of a store that was claimed.
 
         Args:
             timeout_s: time in which a frame is retried before its callers get an error.
             behind_bytes: most bytes of frames that only the home has, if the mode is async.
+            gather_s: how long a frame waits for further requests, because each append costs money.
         """
         self.store = store
         self.mode = mode
         #: The first epoch of this broker's leadership; those of earlier leaders are lower.
         self.first_epoch = store.epoch
+        self.gather_s = gather_s
         #: Log position up to which the store has the log.
         self.confirmed = 0
         #: Why this broker may not answer any more; None: it leads.

@@ -166,6 +166,7 @@ class LeadingLog(SharedLog):
         """
         super().__init__(*args, store=replication.store, **kwargs)
         self._replication = replication
+        self.gather_s = replication.gather_s
 
     @override
     def _recover(self, dispatched_position: int) -> None:

@@ -25,6 +25,7 @@ from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.log.catching_up import DivergedLogError
 from rmq_pipeline.store.log.log_file import LogFile
 from tests.broken_wire import BrokenWire
+from tests.log_stores import LogStores
 from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
@@ -33,15 +34,15 @@ LEASE_MS = 400
 
 
 @pytest.fixture
-def database(postgres: PostgresServer) -> str:
-    return postgres.new_database()
+def address(log_stores: LogStores) -> str:
+    return log_stores.new()
 
 
 @pytest.fixture
-def open_broker(tmp_path: Path, database: str) -> Iterator[Open]:
+def open_broker(tmp_path: Path, address: str) -> Iterator[Open]:
     opened: list[Broker] = []
 
-    def open_it(home: str = "first", store: str | None = database, **changed: Any) -> Broker:
+    def open_it(home: str = "first", store: str | None = address, **changed: Any) -> Broker:
         settings = Settings(
             log_file_bytes=MIB,
             reserve_bytes=MIB,
@@ -91,14 +92,14 @@ def bodies(broker: Broker) -> list[str]:
     return [body.decode() for body in found["body"].to_pylist()]
 
 
-def frames(postgres: PostgresServer, database: str) -> list[tuple[int, int, int]]:
+def frames(log_stores: LogStores, address: str) -> list[tuple[int, int, int]]:
     return postgres.execute(
         "SELECT position, length, epoch FROM rmq_log.frames ORDER BY position", url=database
     )
 
 
 def test_an_empty_home_catches_up_and_goes_on_under_a_higher_epoch(
-    open_broker: Open, postgres: PostgresServer, database: str
+    open_broker: Open, log_stores: LogStores, address: str
 ) -> None:
     first = open_broker()
     prepare(first)
@@ -148,13 +149,13 @@ def test_a_first_home_catches_up_with_its_successor(open_broker: Open) -> None:
     assert bodies(again) == ["a", "b", "c"]
 
 
-def test_the_status_shows_the_store(open_broker: Open, database: str) -> None:
+def test_the_status_shows_the_store(open_broker: Open, address: str) -> None:
     broker = open_broker()
     prepare(broker)
 
     shown = broker.status()["log_store"]
 
-    assert shown["store"] == database
+    assert shown["store"] == address
     assert (shown["replication"], shown["epoch"], shown["behind_bytes"]) == ("sync", 1, 0)
     assert shown["lease_runs"]
 
@@ -174,7 +175,7 @@ def test_a_second_broker_is_refused_while_the_first_one_lives(open_broker: Open)
 
 
 def test_a_leader_that_wakes_up_late_answers_nothing(
-    open_broker: Open, postgres: PostgresServer, database: str
+    open_broker: Open, log_stores: LogStores, address: str
 ) -> None:
     first = open_broker()
     prepare(first)
@@ -249,10 +250,10 @@ def test_two_that_write_at_once_make_one_history(open_broker: Open) -> None:
 
 
 def test_a_lost_answer_doubles_nothing(
-    open_broker: Open, postgres: PostgresServer, database: str
+    open_broker: Open, log_stores: LogStores, address: str
 ) -> None:
-    with BrokenWire(postgres.address) as wire:
-        broker = open_broker(store=database.replace(postgres.address, wire.address))
+    with BrokenWire(log_stores.server) as wire:
+        broker = open_broker(store=address.replace(log_stores.server, wire.address))
         prepare(broker)
         for number in range(10):
             wire.lose_next_answer()  # of an append, or of a renewal
@@ -302,11 +303,11 @@ def test_a_full_disk_after_the_append_leaves_a_send_in_doubt(
 
 
 def test_a_store_that_is_away_means_refusals_and_then_goes_on(
-    open_broker: Open, postgres: PostgresServer, database: str
+    open_broker: Open, log_stores: LogStores, address: str
 ) -> None:
-    with BrokenWire(postgres.address) as wire:
+    with BrokenWire(log_stores.server) as wire:
         broker = open_broker(
-            store=database.replace(postgres.address, wire.address), log_timeout_ms=300
+            store=address.replace(log_stores.server, wire.address), log_timeout_ms=300
         )
         prepare(broker)
         send(broker, "before")
@@ -369,7 +370,7 @@ def sends(broker: Broker, body: str) -> bool:
 
 
 def test_a_killed_home_goes_on_with_what_only_it_has(
-    open_broker: Open, postgres: PostgresServer, database: str
+    open_broker: Open, log_stores: LogStores, address: str
 ) -> None:
     first = open_broker()
     prepare(first)
@@ -420,11 +421,11 @@ def test_a_frame_that_only_a_dead_leader_has_is_cut_if_another_one_led(
 
 
 def test_async_answers_first_and_shows_how_far_the_store_is_behind(
-    open_broker: Open, postgres: PostgresServer, database: str
+    open_broker: Open, log_stores: LogStores, address: str
 ) -> None:
-    with BrokenWire(postgres.address) as wire:
+    with BrokenWire(log_stores.server) as wire:
         broker = open_broker(
-            store=database.replace(postgres.address, wire.address),
+            store=address.replace(log_stores.server, wire.address),
             replication="async",
             log_lease_ms=60_000,
             log_timeout_ms=300,
@@ -445,11 +446,11 @@ def test_async_answers_first_and_shows_how_far_the_store_is_behind(
 
 
 def test_async_refuses_more_than_may_be_lost(
-    open_broker: Open, postgres: PostgresServer, database: str
+    open_broker: Open, log_stores: LogStores, address: str
 ) -> None:
-    with BrokenWire(postgres.address) as wire:
+    with BrokenWire(log_stores.server) as wire:
         broker = open_broker(
-            store=database.replace(postgres.address, wire.address),
+            store=address.replace(log_stores.server, wire.address),
             replication="async",
             replication_behind_bytes=MIB,
             log_lease_ms=60_000,
@@ -468,11 +469,11 @@ def test_async_refuses_more_than_may_be_lost(
 
 
 def test_a_home_that_diverged_as_async_leader_is_refused(
-    open_broker: Open, postgres: PostgresServer, database: str
+    open_broker: Open, log_stores: LogStores, address: str
 ) -> None:
-    with BrokenWire(postgres.address) as wire:
+    with BrokenWire(log_stores.server) as wire:
         first = open_broker(
-            store=database.replace(postgres.address, wire.address),
+            store=address.replace(log_stores.server, wire.address),
             replication="async",
             log_timeout_ms=200,
             log_lease_ms=2000,

@@ -32,7 +32,7 @@ from rmq_pipeline.store.log.postgres_store import PostgresStore
 from rmq_pipeline.store.log.replication import Replication
 from rmq_pipeline.store.log.shared_log import LeadingLog
 from tests.broken_wire import BrokenWire
-from tests.postgres_server import PostgresServer
+from tests.log_stores import LogStores
 from tests.waiting import until
 
 Open = Callable[..., Broker]
@@ -41,16 +41,16 @@ LEASE_MS, SHORT_MS = 60_000, 400
 
 
 @pytest.fixture
-def database(postgres: PostgresServer) -> str:
-    return postgres.new_database()
+def address(log_stores: LogStores) -> str:
+    return log_stores.new()
 
 
 @pytest.fixture
-def open_broker(tmp_path: Path, database: str) -> Iterator[Open]:
+def open_broker(tmp_path: Path, address: str) -> Iterator[Open]:
     opened: list[Broker] = []
 
     def open_it(
-        home: str = "first", store: str | None = database, *, standby: bool = True, **changed: Any
+        home: str = "first", store: str | None = address, *, standby: bool = True, **changed: Any
     ) -> Broker:
         settings = Settings(
             log_file_bytes=MIB,
@@ -201,13 +201,13 @@ def test_a_standby_changes_nothing(leader: Broker, open_broker: Open) -> None:
 
 
 def test_the_status_of_a_standby_names_the_leader(
-    leader: Broker, open_broker: Open, database: str
+    leader: Broker, open_broker: Open, address: str
 ) -> None:
     standby = open_broker("second")
 
     shown = standby.status()["log_store"]
 
-    assert (shown["role"], shown["store"]) == ("standby", database)
+    assert (shown["role"], shown["store"]) == ("standby", address)
     assert "process" in shown["leader"]
     assert shown["failing"] is None
     assert leader.status()["log_store"]["role"] == "leader"
@@ -357,10 +357,10 @@ def test_a_standby_needs_a_store(open_broker: Open) -> None:
 
 
 def test_a_standby_goes_on_after_its_store_was_away(
-    leader: Broker, open_broker: Open, postgres: PostgresServer, database: str
+    leader: Broker, open_broker: Open, log_stores: LogStores, address: str
 ) -> None:
-    with BrokenWire(postgres.address) as wire:
-        through = database.replace(postgres.address, wire.address)
+    with BrokenWire(log_stores.server) as wire:
+        through = address.replace(log_stores.server, wire.address)
         standby = open_broker("second", through, failover="manual")
         wire.cut()
         send(leader, "a")
@@ -382,11 +382,11 @@ def test_access_rules_reach_the_standby(leader: Broker, open_broker: Open) -> No
 
 
 def test_a_home_whose_last_answers_the_store_lacks_is_no_standby(
-    open_broker: Open, postgres: PostgresServer, database: str
+    open_broker: Open, log_stores: LogStores, address: str
 ) -> None:
     """It led with async while the store was away."""
-    with BrokenWire(postgres.address) as wire:
-        through = database.replace(postgres.address, wire.address)
+    with BrokenWire(log_stores.server) as wire:
+        through = address.replace(log_stores.server, wire.address)
         first = open_broker("first", through, replication="async", log_lease_ms=5_000)
         first.ensure_topic("orders", type="fifo", queues=1)
         until(lambda: first.status()["log_store"]["behind_bytes"] == 0)
@@ -403,7 +403,7 @@ def test_a_home_whose_last_answers_the_store_lacks_is_no_standby(
 
 
 def test_a_standby_that_cannot_read_the_log_leaves_it_to_others(
-    leader: Broker, open_broker: Open, database: str, tmp_path: Path
+    leader: Broker, open_broker: Open, address: str, tmp_path: Path
 ) -> None:
     """A newer version has led, whose columns this one does not know."""
     standby = open_broker("second")
@@ -450,10 +450,10 @@ def test_a_refused_store_is_told(open_broker: Open) -> None:
 
 
 def test_clients_leave_a_leader_that_has_lost_its_database(
-    open_broker: Open, postgres: PostgresServer, database: str
+    open_broker: Open, log_stores: LogStores, address: str
 ) -> None:
-    with BrokenWire(postgres.address) as wire:
-        through = database.replace(postgres.address, wire.address)
+    with BrokenWire(log_stores.server) as wire:
+        through = address.replace(log_stores.server, wire.address)
         old = prepared(open_broker("first", through, log_lease_ms=SHORT_MS))
         standby = open_broker("second")
         with FlightServer(old, ANY_PORT) as one, FlightServer(standby, ANY_PORT) as two:

@@ -1,0 +1,484 @@
+"""The entries of a commit log in an object store: numbered objects, each written once.
+
+    entries/NUMBER   a claim of a broker to lead, a frame, a layout, or files that leaders hand on
+    first/NUMBER     a mark: frames before an entry are deleted
+
+An entry is put only if its name is free, and only after the entry before it was seen. So names have
+no gaps, every object is in the chain, and a reader finds the end by names alone: listings may lag.
+
+A claim takes the next number, as a frame does. The old leader's next put has the same name and is
+refused, also if it comes late, and it never goes on to another number. So claims are never deleted:
+the name of a deleted object is free again.
+"""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+from rmq_pipeline.errors import HomeFormatError, LogStoreError
+from rmq_pipeline.limits import MIB
+from rmq_pipeline.storage.bucket import Bucket
+from rmq_pipeline.store.log.frame import crc32
+
+#: Format of the entries' headers.
+FORMAT: Final = 1
+_MAGIC: Final = b"RMQENTRY"
+#: Magic, format, kind, format of homes, number, epoch, position, length and CRC of the payload,
+#: numbers of other entries, writer, log; then the CRC of all these.
+_HEADER: Final = Struct("<8sHHIQQQQIqqqq16s16s")
+_CRC: Final = Struct("<I")
+_HEADER_BYTES: Final = _HEADER.size + _CRC.size
+#: First part of an entry that is read; longer entries take a second, patient request.
+_PART_BYTES: Final = 4 * MIB
+#: Bytes per second that a slow connection is given, beyond the time limit of every request.
+_SLOWEST: Final = 4 * MIB
+#: Entries that are read at the same time, and their bytes.
+_AHEAD: Final = 8
+_AHEAD_BYTES: Final = 32 * MIB
+#: Tries to put a claim before the next frame of a leader that writes.
+_CLAIM_TRIES: Final = 100
+_DELETE_NAMES: Final = 1000
+_NONE: Final = -1
+
+
+class Kind(IntEnum):
+    """Kinds of entries."""
+
+    CLAIM = 1
+    FRAME = 2
+    LAYOUT = 3
+    FILES = 4
+
+
+class Taken(Exception):  # noqa: N818 it is an answer of the store
+    """Another broker has begun to lead: its entry is at the next number."""
+
+
+class Entry(NamedTuple):
+    """Header of an entry. Each names the newest entry of other kinds, so that no search is needed."""
+
+    kind: Kind
+    #: Newest format of homes that have led.
+    home_format: int
+    number: int
+    epoch: int
+    #: Log position of the frame, or of the next frame.
+    position: int
+    length: int
+    crc: int
+    #: Newest frame, layout, claim and files up to this entry; -1: none.
+    frame: int
+    layout: int
+    claim: int
+    files: int
+    writer: bytes
+    log: bytes
+
+    @property
+    def end(self) -> int:
+        """Log position of the next frame."""
+        return self.position + self.length if self.kind == Kind.FRAME else self.position
+
+    def packed(self) -> bytes:
+        """Return the bytes of the header."""
+        data = _HEADER.pack(_MAGIC, FORMAT, *self)
+        return data + _CRC.pack(crc32(data))
+
+
+class Chain:
+    """The entries of one log. Reads are for one thread at a time; ``put`` and ``next`` for all."""
+
+    def __init__(
+        self, bucket: Bucket, patient: Bucket, *, timeout_s: float, writer: bytes, home_format: int
+    ) -> None:
+        """Prepare the chain; nothing is read.
+
+        Args:
+            patient: the same bucket, with a time limit for the longest entries.
+            timeout_s: time limit of ``bucket``.
+            writer: name of this broker, a new one in each process.
+        """
+        self._bucket, self._patient = bucket, patient
+        self._patient_from = max(MIB, int(timeout_s * _SLOWEST))
+        self._writer = writer
+        self._home_format = home_format
+        #: Id of the log, which all entries have.
+        self.log = b""
+        #: Newest entry that this broker has seen; None: it has seen none.
+        self.tip: Entry | None = None
+        #: Epoch that this broker leads under; 0: it leads nothing.
+        self.epoch = 0
+        #: Held while an entry is put, until its outcome is known or in doubt.
+        self._putting = threading.RLock()
+        #: Newest mark, and the first entry that it leaves.
+        self._mark = self._first = 0
+        #: Where the last read has ended: a log position, and the number of the next entry.
+        self._cursor = (0, 0)
+        self._pool = ThreadPoolExecutor(_AHEAD, thread_name_prefix="rmq-log-reads")
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # ------------------------------------------------------------------------------------- writes
+
+    def put(self, kind: Kind, payload: bytes) -> None:
+        """Put an entry of this leader at the end of the chain.
+
+        After an error the entry is in doubt: the next call finds it, or takes its number.
+
+        Raises:
+            Taken: another broker leads.
+            LogStoreError: the store does not answer.
+        """
+        with self._putting:
+            self._put(kind, payload, crc=crc32(payload))
+
+    def put_frame(self, position: int, frame: bytes) -> None:
+        """Put a frame at a log position, unless it is there.
+
+        Raises:
+            Taken: another broker leads, or the position has another frame.
+            LogStoreError: the store does not answer, or lacks frames before this one.
+        """
+        crc = crc32(frame)
+        with self._putting:
+            while not self._has(position, length=len(frame), crc=crc):
+                self._put(Kind.FRAME, frame, crc=crc, position=position)
+
+    def _has(self, position: int, *, length: int, crc: int) -> bool:
+        tip = self._led()
+        if tip.end == position:
+            return False
+        if tip.end < position:
+            raise LogStoreError(
+                f"The commit log in {self._bucket.address} ends at {tip.end} and has lost frames"
+                f" before {position}."
+            )
+        stored = tip if tip.frame == tip.number else self.at(tip.frame)
+        same = (position, length, crc, self._writer)
+        if (stored.position, stored.length, stored.crc, stored.writer) != same:
+            raise Taken
+        return True
+
+    def _put(self, kind: Kind, payload: bytes, *, crc: int, position: int | None = None) -> None:
+        """Put an entry; the caller holds the lock.
+
+        Args:
+            position: of a frame. Nothing more is put if a frame in doubt turns out to be there.
+        """
+        while True:
+            tip = self._led()
+            if position is not None and tip.end != position:
+                return
+            mine = self._following(tip, kind, length=len(payload), crc=crc)
+            if self._bucket_of(len(payload)).put_if_absent(
+                name_of(mine.number), mine.packed() + payload
+            ):
+                self.tip = mine
+                return
+            found = self.entry(mine.number)
+            if found is None:  # S3 refuses one of two puts at once, and takes it later
+                raise LogStoreError(f"A put to {self._bucket.address} was refused for the moment.")
+            if found.writer != self._writer:
+                raise Taken
+            # An entry of this broker whose answer was lost, now or earlier.
+            self.tip, self.epoch = found, max(self.epoch, found.epoch)
+            if found == mine:
+                return
+
+    def _led(self) -> Entry:
+        assert self.tip is not None, "a chain that this broker leads"
+        return self.tip
+
+    def _following(self, tip: Entry | None, kind: Kind, *, length: int, crc: int) -> Entry:
+        """Return the header of the entry after another one."""
+        number = 0 if tip is None else tip.number + 1
+        epoch = self.epoch if kind != Kind.CLAIM else (0 if tip is None else tip.epoch) + 1
+
+        def newest(of: Kind, before: int) -> int:
+            return number if kind == of else before
+
+        return Entry(
+            kind=kind,
+            home_format=max(self._home_format, 0 if tip is None else tip.home_format),
+            number=number,
+            epoch=epoch,
+            position=0 if tip is None else tip.end,
+            length=length,
+            crc=crc,
+            frame=newest(Kind.FRAME, _NONE if tip is None else tip.frame),
+            layout=newest(Kind.LAYOUT, _NONE if tip is None else tip.layout),
+            claim=newest(Kind.CLAIM, _NONE if tip is None else tip.claim),
+            files=newest(Kind.FILES, _NONE if tip is None else tip.files),
+            writer=self._writer,
+            log=self.log,
+        )
+
+    def claim(self, payload: bytes, *, force: bool) -> bool:
+        """Put a claim after the newest entry, and lead under its epoch.
+
+        Args:
+            force: try again after each entry of a leader that writes.
+
+        Returns:
+            False if another broker's entry came first.
+        """
+        crc = crc32(payload)
+        with self._putting:
+            self.find_tip()
+            for _ in range(_CLAIM_TRIES):
+                mine = self._following(self.tip, Kind.CLAIM, length=len(payload), crc=crc)
+                if not self._bucket.put_if_absent(name_of(mine.number), mine.packed() + payload):
+                    found = self.entry(mine.number)
+                    if found is None:
+                        return False
+                    self.tip = found
+                    if found != mine:
+                        if not force:
+                            return False
+                        continue
+                # A put that was under way for long may have taken the name of a deleted frame. Its
+                # mark is older than its deletion.
+                if self.first() > mine.number:
+                    self.tip = None
+                    return False
+                self.tip, self.epoch = mine, mine.epoch
+                return True
+        return False
+
+    def reclaim(self, payload: bytes) -> None:
+        """Lead under a new epoch; a put of this broker that is under way has no effect from now on.
+
+        Raises:
+            Taken: another broker leads.
+        """
+        with self._putting:
+            self._put(Kind.CLAIM, payload, crc=crc32(payload))
+            self.epoch = self._led().epoch
+
+    def is_superseded(self) -> bool:
+        """Return True if another broker's entry follows those of this leader."""
+        found = self.entry(self._led().number + 1)
+        return found is not None and found.writer != self._writer
+
+    def trim(self, before: int) -> None:
+        """Delete frames that end at or before a log position; the last frame stays.
+
+        Claims, layouts and files stay.
+        """
+        tip = self.find_tip()
+        if tip is None or tip.frame == _NONE:
+            return
+        first = self.first()
+        stop = min(self._search(before, by_end=True), tip.frame)
+        if stop <= first:
+            return
+        self._put_mark(stop)
+        doomed: list[str] = []
+        for entry in self._headers(first, stop):
+            if entry.kind == Kind.FRAME:
+                doomed.append(name_of(entry.number))
+            if len(doomed) == _DELETE_NAMES:
+                self._bucket.delete(doomed)
+                doomed.clear()
+        self._bucket.delete(doomed)
+
+    def _put_mark(self, first: int) -> None:
+        content = b"%d" % first
+        while not self._bucket.put_if_absent(_mark_name(self._mark + 1), content):
+            if self.first() >= first:
+                return
+        self._mark, self._first = self._mark + 1, first
+
+    # -------------------------------------------------------------------------------------- reads
+
+    def first(self) -> int:
+        """Return the number of the first entry that no mark has given up."""
+        while (content := self._bucket.read(_mark_name(self._mark + 1))) is not None:
+            self._mark, self._first = self._mark + 1, max(self._first, int(content))
+        return self._first
+
+    def find_tip(self) -> Entry | None:
+        """Return the newest entry; None if there is none."""
+        with self._putting:
+            while True:
+                first = self.first()
+                low = first
+                if self.tip is not None and self.tip.number > first:
+                    low = self.tip.number
+                elif not self._bucket.exists(name_of(first)):
+                    if first == 0:
+                        return None
+                    if self.first() == first:
+                        raise self._damaged(first, "is missing")
+                    continue
+                low = self._last_from(low)
+                # Frames that were deleted meanwhile would look like the end.
+                if self.first() == first or low >= self._first:
+                    if self.tip is None or self.tip.number != low:
+                        self.tip = self.at(low)
+                    return self.tip
+
+    def _last_from(self, low: int) -> int:
+        """Return the last number of an entry, from one on that exists."""
+        step = 1
+        while self._bucket.exists(name_of(low + step)):
+            low, step = low + step, step * 2
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._bucket.exists(name_of(middle)):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def entry(self, number: int) -> Entry | None:
+        """Return the header of an entry; None if there is none."""
+        data = self._bucket.read(name_of(number), length=_HEADER_BYTES)
+        return None if data is None else self._unpacked(data, number)
+
+    def at(self, number: int) -> Entry:
+        """Return the header of an entry that must be there."""
+        found = self.entry(number)
+        if found is None:
+            raise self._damaged(number, "is missing")
+        return found
+
+    def payload(self, number: int) -> bytes:
+        """Return the payload of an entry that must be there."""
+        found = self._whole(number)
+        if found is None:
+            raise self._damaged(number, "is missing")
+        return found[1]
+
+    def walk(self, position: int) -> Iterator[tuple[Entry, bytes]]:
+        """Yield entries with their payloads, from the first frame at or after a position on.
+
+        Several are read ahead: their names are known.
+        """
+        number, ahead = self._number_at(position), 1
+        under_way: list[Future[tuple[Entry, bytes] | None]] = []
+        try:
+            while True:
+                while len(under_way) < ahead:
+                    reading = self._pool.submit(self._whole, number + len(under_way))
+                    under_way.append(reading)
+                found = under_way.pop(0).result()
+                if found is None:
+                    self._check_end(number)
+                    return
+                number += 1
+                entry = found[0]
+                if self.tip is None or entry.number > self.tip.number:
+                    self.tip = entry
+                self._cursor = (entry.end, number)
+                yield found
+                ahead = min(2 * ahead, _AHEAD, max(1, _AHEAD_BYTES // max(1, entry.length)))
+        finally:
+            for each in under_way:
+                each.cancel()
+
+    def headers(self, position: int) -> Iterator[Entry]:
+        """Yield the headers of the entries from the first frame at or after a position on."""
+        tip = self.find_tip()
+        if tip is not None:
+            yield from self._headers(self._number_at(position), tip.number + 1)
+
+    def _headers(self, start: int, stop: int) -> Iterator[Entry]:
+        for some in range(start, stop, _AHEAD):
+            yield from self._pool.map(self.at, range(some, min(some + _AHEAD, stop)))
+
+    def note(self, number: int) -> None:
+        """Look for deleted entries, if another broker says that it has put one."""
+        if self.tip is not None and number > self.tip.number:
+            self.first()
+            self._check_end(self.tip.number + 1)
+
+    def _check_end(self, number: int) -> None:
+        """Check that an entry that was not found is not one that was deleted or lost."""
+        if self._first > number or (self.tip is not None and number <= self.tip.number):
+            raise self._damaged(number, "was deleted, or is lost")
+
+    def _number_at(self, position: int) -> int:
+        """Return the number of the first entry from which on all frames at or after it are."""
+        at, number = self._cursor
+        return number if at == position and number else self._search(position, by_end=False)
+
+    def _search(self, position: int, *, by_end: bool) -> int:
+        """Return the number of the first entry that begins at a position or later.
+
+        Args:
+            by_end: that ends later than it, instead.
+        """
+        tip = self.tip or self.find_tip()
+        low, high = self.first(), 0 if tip is None else tip.number + 1
+        while low < high:
+            middle = (low + high) // 2
+            entry = self.at(middle)
+            if entry.end > position if by_end else entry.position >= position:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _whole(self, number: int) -> tuple[Entry, bytes] | None:
+        """Return an entry and its payload, which matches its CRC; None if there is none."""
+        name = name_of(number)
+        data = self._bucket.read(name, length=_PART_BYTES)
+        if data is None:
+            return None
+        entry = self._unpacked(data[:_HEADER_BYTES], number)
+        size = _HEADER_BYTES + entry.length
+        if len(data) < size and len(data) == _PART_BYTES:
+            rest = self._patient.read(name, start=len(data), length=size - len(data))
+            data += rest or b""
+        payload = data[_HEADER_BYTES:]
+        if len(payload) != entry.length or crc32(payload) != entry.crc:
+            raise self._damaged(number, "is damaged")
+        return entry, payload
+
+    def _unpacked(self, data: bytes, number: int) -> Entry:
+        if len(data) < _HEADER_BYTES or data[: len(_MAGIC)] != _MAGIC:
+            raise self._damaged(number, "is none of a commit log")
+        fields, (crc,) = data[: _HEADER.size], _CRC.unpack(data[_HEADER.size : _HEADER_BYTES])
+        if crc32(fields) != crc:
+            raise self._damaged(number, "is damaged")
+        _, written_as, kind, *others = _HEADER.unpack(fields)
+        if written_as > FORMAT or kind not in set(Kind):
+            raise HomeFormatError(
+                f"The entry {number} in {self._bucket.address} has the format {written_as}.",
+                remedy="Use the version of rmq_pipeline that wrote it, or a newer one.",
+            )
+        entry = Entry(Kind(kind), *others)
+        if entry.number != number or entry.log != self.log:
+            raise self._damaged(number, "belongs to another log")
+        return entry
+
+    def _damaged(self, number: int, what: str) -> LogStoreError:
+        return LogStoreError(
+            f"The object {name_of(number)} in {self._bucket.address} {what}.",
+            remedy="Restore the objects of log_store from older versions or a replica. A standby"
+            " whose frames were deleted needs an empty home.",
+        )
+
+    def _bucket_of(self, size: int) -> Bucket:
+        return self._bucket if size < self._patient_from else self._patient
+
+
+def patient_s(timeout_s: float, frame_bytes_max: int) -> float:
+    """Return the time limit of requests for the longest frames."""
+    return timeout_s + frame_bytes_max / _SLOWEST
+
+
+def name_of(number: int) -> str:
+    """Return the name of the object of an entry."""
+    return f"entries/{number:020}"
+
+
+def _mark_name(mark: int) -> str:
+    return f"first/{mark:010}"

@@ -1,0 +1,361 @@
+"""The commit log in an object store: one object a frame, put only if its name is free.
+
+The store needs conditional puts (If-None-Match), and reads that see the last put. object_chain.py
+has the entries and says why no clock and no listing decides anything. Credentials come from the
+environment: an address with a secret is refused, because settings and command lines are shown.
+
+    log.json         which log this is; put once
+    entries/, first/ the chain
+    lease.json       last sign of life of the leader; a wrong one costs time, never a message
+"""
+
+import base64
+import json
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from typing_extensions import override
+
+from rmq_pipeline import durable_files
+from rmq_pipeline.errors import HomeFormatError, LogFencedError, LogStoreError
+from rmq_pipeline.limits import MIB
+from rmq_pipeline.settings import check_log_store
+from rmq_pipeline.storage.bucket import Bucket, BucketError
+from rmq_pipeline.storage.place import at
+from rmq_pipeline.storage.root import StorageRootError, shown
+from rmq_pipeline.store.log.leadership import Held, LeadableStore, holder
+from rmq_pipeline.store.log.log_store import Layout, Lease, Stored
+from rmq_pipeline.store.log.object_chain import FORMAT, Chain, Entry, Kind, Taken, patient_s
+
+_LOG: Final = "log.json"
+_LEASE: Final = "lease.json"
+#: Longest frame. An object could be longer, but the broker has the whole request in memory.
+_FRAME_BYTES_MAX: Final = 256 * MIB
+#: Names of the folder that are looked at before a new log is begun.
+_LOOKED_AT: Final = 20
+
+
+class ObjectStoreLog(LeadableStore):
+    """A log in a folder of a bucket, for one broker."""
+
+    frame_bytes_max = _FRAME_BYTES_MAX
+
+    def __init__(self, address: str, *, timeout_s: float, lease_s: float, home_format: int) -> None:
+        """Prepare the store; ``look`` reads from it.
+
+        Args:
+            address: URI without secrets, ``s3://BUCKET/PREFIX``.
+            timeout_s: longest time of a request, in addition to the time of large frames.
+            lease_s: time after the last renewal at which another broker may lead.
+            home_format: format of this broker's home, which says how the frames are applied.
+        """
+        super().__init__(shown(check_log_store(address)), home_format=home_format)
+        self._place = address
+        self._lease_s = lease_s
+        self._bucket = Bucket(address, timeout_s=timeout_s)
+        self._lease_bucket = Bucket(address, timeout_s=min(timeout_s, lease_s / 2))
+        self._chain = Chain(
+            self._bucket,
+            Bucket(address, timeout_s=patient_s(timeout_s, _FRAME_BYTES_MAX)),
+            timeout_s=timeout_s,
+            writer=bytes.fromhex(self._writer),
+            home_format=home_format,
+        )
+        self._appends = ThreadPoolExecutor(1, thread_name_prefix="rmq-log-append")
+        self._under_way: Future[None] | None = None
+        self._is_tried = False
+        self._leads = False
+        self._renewals = 0
+        self._lease_lock = threading.Lock()
+        self._files_lock = threading.Lock()
+        #: The lease and the epoch as last seen, and when they were first seen so.
+        self._seen: tuple[bytes | None, int] | None = None
+        self._seen_at = 0.0
+        self._layouts: tuple[int, list[Layout]] = (-1, [])
+        self._files: tuple[int, dict[str, bytes]] = (-1, {})
+
+    # ------------------------------------------------------------------------------- leadership
+
+    def look(self) -> None:
+        """See LogStore."""
+        with self._answering():
+            found = self._bucket.read(_LOG)
+            if found is None:
+                found = self._made()
+            self._read(found)
+            if not self._is_tried:
+                self._try_conditions()
+                self._is_tried = True
+            tip = self._chain.find_tip()
+            self._check_home_format(0 if tip is None else tip.home_format)
+
+    def _made(self) -> bytes:
+        """Make the log in a folder without objects, and return what the maker has said of it."""
+        others = [name for name in self._bucket.some(_LOOKED_AT) if not name.startswith(".")]
+        found = self._bucket.read(_LOG)  # another broker may have made it meanwhile
+        if found is None and others:
+            raise LogStoreError(
+                f"{self.address} has no commit log, but other objects: {', '.join(others[:3])}.",
+                remedy="Use a prefix of its own for the log, without objects.",
+            )
+        if found is None:
+            self._try_conditions()
+            self._is_tried = True
+            log = {"format": FORMAT, "id": secrets.token_hex(16), "seed": secrets.randbits(32)}
+            self._bucket.put_if_absent(_LOG, durable_files.dump_json(log))
+            found = self._bucket.read(_LOG)
+        if found is None:
+            raise LogStoreError(f"{self.address} does not have what was just put there.")
+        return found
+
+    def _read(self, content: bytes) -> None:
+        try:
+            log = durable_files.load_json(content)
+            written_as, id_, seed = log["format"], log["id"], log["seed"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise LogStoreError(
+                f"The object {_LOG} in {self.address} is none of a commit log: {error}.",
+                remedy="Use a prefix of its own for the log, without objects.",
+            ) from error
+        if written_as > FORMAT:
+            raise HomeFormatError(
+                f"The commit log in {self.address} has the format {written_as}; this version"
+                f" reads {FORMAT}.",
+                remedy="Use the version of rmq_pipeline that made it, or an empty prefix.",
+            )
+        if self.id and id_ != self.id:
+            raise LogFencedError(f"{self.address} has another log than before.")
+        self.id, self.seed, self._chain.log = id_, seed, bytes.fromhex(id_)
+
+    def _try_conditions(self) -> None:
+        """Check that the store keeps conditions of puts: without them there could be two logs."""
+        try:
+            at(self._place).check_put_if_absent()
+        except (StorageRootError, ValueError) as error:
+            raise LogStoreError(
+                f"{self.address} cannot have a commit log: {error}",
+                remedy="Use a store that honours If-None-Match, such as Amazon S3, MinIO or"
+                " SeaweedFS, or PostgreSQL (postgresql://HOST/DATABASE).",
+            ) from error
+        except OSError as error:
+            raise LogStoreError(f"The commit log in {self.address} cannot be used: {error}") from (
+                error
+            )
+
+    def lease(self) -> Lease:
+        """See LogStore."""
+        with self._answering():
+            said, runs = self._look_at_lease()
+            self._chain.note(said["number"])
+        return Lease(said["holder"], runs)
+
+    def _look_at_lease(self) -> tuple[dict[str, Any], bool]:
+        """Return the last lease, and whether it runs.
+
+        No clock is shared: a lease runs for its time after this broker has first seen it, or a new
+        epoch. One that another epoch has ended counts for nothing.
+        """
+        content, tip = self._bucket.read(_LEASE), self._chain.tip
+        epoch = 0 if tip is None else tip.epoch
+        if self._seen != (content, epoch):
+            self._seen, self._seen_at = (content, epoch), time.monotonic()
+        said = _lease_of(content, lease_ms=round(self._lease_s * 1000))
+        if tip is None or (said["released"] and said["epoch"] == epoch):
+            return said, False
+        return said, time.monotonic() - self._seen_at < said["lease_ms"] / 1000
+
+    @override
+    def _try_to_lead(self, *, force: bool) -> Held | None:
+        with self._answering():
+            tip = self._chain.find_tip()
+            self._check_home_format(0 if tip is None else tip.home_format)
+            said, runs = self._look_at_lease()
+            if runs and said["writer"] != self._writer and not force:
+                return Held(said["holder"], lease_ms=said["lease_ms"], mark=self._seen)
+            if not self._chain.claim(self._claim(), force=force):
+                return Held(said["holder"], lease_ms=said["lease_ms"], mark=object())
+            self.epoch, self._leads = self._chain.epoch, True
+            # Without this lease another broker would wait for its time, and lead then.
+            with suppress(BucketError):
+                self._put_lease(self._bucket)
+        return None
+
+    def reclaim(self) -> None:
+        """See LogStore."""
+        with self._answering():
+            self._chain.reclaim(self._claim())
+        self.epoch = self._chain.epoch
+
+    def _claim(self) -> bytes:
+        return durable_files.dump_json({"holder": holder(), "salt": secrets.token_hex(8)})
+
+    def renew(self) -> bool:
+        """See LogStore."""
+        with self._lease_lock, self._answering():
+            if self._chain.is_superseded():
+                self._leads = False
+                return False
+            self._put_lease(self._lease_bucket)
+        return True
+
+    def _put_lease(self, bucket: Bucket, *, released: bool = False) -> None:
+        self._renewals += 1
+        tip = self._chain.tip
+        said = {
+            "writer": self._writer,
+            "holder": holder(),
+            "epoch": self._chain.epoch,
+            "lease_ms": round(self._lease_s * 1000),
+            "released": released,
+            "number": 0 if tip is None else tip.number,
+            "renewals": self._renewals,
+        }
+        bucket.put(_LEASE, durable_files.dump_json(said))
+
+    def close(self) -> None:
+        """See LogStore."""
+        self.abandon()
+        with self._lease_lock:
+            if self._leads:
+                self._leads = False
+                with suppress(BucketError, LogStoreError, HomeFormatError):
+                    if not self._chain.is_superseded():
+                        self._put_lease(self._lease_bucket, released=True)
+        self._appends.shutdown(wait=True)
+        self._chain.close()
+
+    # ---------------------------------------------------------------------------------- appends
+
+    def begin(self, position: int, frame: bytes) -> None:
+        """See LogStore."""
+        try:
+            self._under_way = self._appends.submit(self._put_frame, position, frame)
+        except RuntimeError as error:
+            raise LogStoreError(f"The commit log in {self.address} is closed.") from error
+
+    def finish(self) -> None:
+        """See LogStore."""
+        assert self._under_way is not None, "a frame that begin has sent"
+        self._under_way.result()
+        self._under_way = None
+
+    @override
+    def append(self, position: int, frame: bytes) -> None:
+        self._put_frame(position, frame)
+
+    def settle(self, position: int, frame: bytes) -> None:
+        """See LogStore: a put of the same frame under the same name cannot double it."""
+        self._put_frame(position, frame)
+
+    def _put_frame(self, position: int, frame: bytes) -> None:
+        with self._answering():
+            self._chain.put_frame(position, frame)
+
+    def abandon(self) -> None:
+        """See LogStore. A put that is under way ends by itself; the next one waits for it."""
+        self._under_way = None
+
+    # ------------------------------------------------------------------------------------ reads
+
+    def last(self) -> Stored | None:
+        """See LogStore."""
+        with self._answering():
+            tip = self._chain.find_tip()
+            if tip is None or tip.frame < 0:
+                return None
+            return _stored(tip if tip.frame == tip.number else self._chain.at(tip.frame))
+
+    def headers(self, start: int) -> Iterator[Stored]:
+        """See LogStore."""
+        with self._answering():
+            for entry in self._chain.headers(start):
+                if entry.kind == Kind.FRAME and entry.position >= start:
+                    yield _stored(entry)
+
+    def frames(self, start: int) -> Iterator[tuple[Stored, bytes]]:
+        """See LogStore."""
+        with self._answering():
+            for entry, payload in self._chain.walk(start):
+                if entry.kind == Kind.FRAME and entry.position >= start:
+                    yield _stored(entry), payload
+
+    def layouts(self) -> list[Layout]:
+        """See LogStore."""
+        tip = self._chain.tip
+        number = -1 if tip is None else tip.layout
+        if number != self._layouts[0]:
+            with self._answering():
+                said = json.loads(self._chain.payload(number)) if number >= 0 else []
+            found = [Layout(start, version, bytes.fromhex(hex_)) for start, version, hex_ in said]
+            self._layouts = (number, found)
+        return list(self._layouts[1])
+
+    def put_layout(self, layout: Layout) -> None:
+        """See LogStore."""
+        # One at the same start has no frame yet: it is of a leader that died before its first one.
+        found = [each for each in self.layouts() if each.start < layout.start] + [layout]
+        said = [[each.start, each.version, each.fingerprint.hex()] for each in found]
+        with self._answering():
+            self._chain.put(Kind.LAYOUT, json.dumps(said).encode())
+
+    def trim(self, before: int) -> None:
+        """See LogStore. The last frame stays."""
+        with self._answering():
+            if self._leads and not self._chain.is_superseded():
+                self._chain.trim(before)
+
+    def file(self, name: str) -> bytes | None:
+        """See LogStore."""
+        with self._answering():
+            return self._files_now().get(name)
+
+    def put_file(self, name: str, content: bytes) -> None:
+        """See LogStore. Files are entries, so an old leader's put cannot come late."""
+        with self._files_lock, self._answering():
+            files = {**self._files_now(), name: content}
+            said = {each: base64.b64encode(data).decode() for each, data in files.items()}
+            self._chain.put(Kind.FILES, json.dumps(said).encode())
+
+    def _files_now(self) -> dict[str, bytes]:
+        tip = self._chain.tip
+        number = -1 if tip is None else tip.files
+        if number != self._files[0]:
+            said = json.loads(self._chain.payload(number)) if number >= 0 else {}
+            self._files = (number, {name: base64.b64decode(data) for name, data in said.items()})
+        return self._files[1]
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Translate the errors of the bucket and of the chain."""
+        try:
+            yield
+        except Taken as error:
+            raise self._fenced() from error
+        except BucketError as error:
+            raise LogStoreError(error.message, remedy=error.remedy) from error
+
+
+def _stored(entry: Entry) -> Stored:
+    return Stored(entry.position, entry.length, entry.crc)
+
+
+def _lease_of(content: bytes | None, *, lease_ms: int) -> dict[str, Any]:
+    """Return what a lease says; an unreadable one runs for its time, as others do."""
+    said: dict[str, Any] = {
+        "writer": "",
+        "holder": "",
+        "epoch": 0,
+        "lease_ms": lease_ms,
+        "released": False,
+        "number": 0,
+    }
+    with suppress(ValueError, AttributeError):
+        read = durable_files.load_json(content) if content is not None else {}
+        same = {name: read[name] for name in said if type(read.get(name)) is type(said[name])}
+        said.update(same)
+    return said
