@@ -222,10 +222,10 @@ class Chain:
         """Put a claim after the newest entry, and lead under its epoch.
 
         Args:
-            force: try again after each entry of a leader that writes.
+            force: also after a claim of another broker that came first.
 
         Returns:
-            False if another broker's entry came first.
+            False if another broker has claimed meanwhile, or frames always came first.
         """
         crc = crc32(payload)
         with self._putting:
@@ -237,9 +237,9 @@ class Chain:
                     if found is None:
                         return False
                     self.tip = found
-                    if found != mine:
-                        if not force:
-                            return False
+                    if found.kind == Kind.CLAIM and found != mine and not force:
+                        return False
+                    if found != mine:  # a frame of a leader that writes, without a lease
                         continue
                 # A put that was under way for long may have taken the name of a deleted frame. Its
                 # mark is older than its deletion.

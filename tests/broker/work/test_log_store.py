@@ -1,7 +1,6 @@
-"""Brokers whose commit log is in PostgreSQL: one leads, its successor has all that was answered."""
+"""Brokers whose commit log is in a store: one leads, its successor has all that was answered."""
 
 import errno
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -26,7 +25,6 @@ from rmq_pipeline.store.log.catching_up import DivergedLogError
 from rmq_pipeline.store.log.log_file import LogFile
 from tests.broken_wire import BrokenWire
 from tests.log_stores import LogStores
-from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
 Open = Callable[..., Broker]
@@ -92,12 +90,6 @@ def bodies(broker: Broker) -> list[str]:
     return [body.decode() for body in found["body"].to_pylist()]
 
 
-def frames(log_stores: LogStores, address: str) -> list[tuple[int, int, int]]:
-    return postgres.execute(
-        "SELECT position, length, epoch FROM rmq_log.frames ORDER BY position", url=database
-    )
-
-
 def test_an_empty_home_catches_up_and_goes_on_under_a_higher_epoch(
     open_broker: Open, log_stores: LogStores, address: str
 ) -> None:
@@ -117,7 +109,7 @@ def test_an_empty_home_catches_up_and_goes_on_under_a_higher_epoch(
     assert bodies(second) == [*expected, "later"]
     (lag,) = [row for row in second.lag("billing").to_pylist() if row["queue_id"] == 0]
     assert lag["committed_offset"] == 2
-    found = frames(postgres, database)
+    found = log_stores.frames(address)
     assert all(at + length == after for (at, length, _), (after, _, _) in pairwise(found))
     assert found[-1][2] > found[0][2]
 
@@ -199,7 +191,8 @@ def test_a_leader_that_wakes_up_late_answers_nothing(
     assert told.is_set()
     send(second, "b")
     assert bodies(second) == ["a", "b"]
-    assert len({at for at, _, _ in frames(postgres, database)}) == len(frames(postgres, database))
+    found = log_stores.frames(address)
+    assert len({at for at, _, _ in found}) == len(found)
     with pytest.raises(LogFencedError):
         send(first, "again")
 
@@ -263,6 +256,7 @@ def test_a_lost_answer_doubles_nothing(
         assert wire.lost >= 5
 
 
+@pytest.mark.parametrize("log_stores", ["postgres"], indirect=True)  # a bucket knows the outcome
 def test_a_lost_answer_and_another_leader_leave_a_send_in_doubt(
     open_broker: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,7 +324,7 @@ def test_a_store_that_is_away_means_refusals_and_then_goes_on(
 
 
 def test_a_server_that_crashes_and_comes_back_keeps_all_answers(
-    open_broker: Open, postgres: PostgresServer
+    open_broker: Open, log_stores: LogStores
 ) -> None:
     broker = open_broker(log_timeout_ms=300)
     prepare(broker)
@@ -346,10 +340,10 @@ def test_a_server_that_crashes_and_comes_back_keeps_all_answers(
     writing = threading.Thread(target=write)
     writing.start()
     until(lambda: len(answered) > 10)
-    postgres.stop(signal.SIGQUIT)
+    log_stores.crash()
     before, refused = len(answered), tried[0] - len(answered)
     until(lambda: tried[0] - len(answered) > refused + 1)
-    postgres.start()
+    log_stores.start()
     until(lambda: len(answered) > before + 10)
     over.set()
     writing.join(60)
@@ -377,10 +371,7 @@ def test_a_killed_home_goes_on_with_what_only_it_has(
     send(first, "a")
     first.close()
     # As after a kill between the local write and the append.
-    postgres.execute(
-        "DELETE FROM rmq_log.frames WHERE position = (SELECT max(position) FROM rmq_log.frames)",
-        url=database,
-    )
+    log_stores.lose_last_frame(address)
 
     again = open_broker()
     send(again, "b")
@@ -495,11 +486,11 @@ def test_a_home_that_diverged_as_async_leader_is_refused(
 # --------------------------------------------------------------------------------------- bad input
 
 
-def test_a_home_of_another_store_is_refused(open_broker: Open, postgres: PostgresServer) -> None:
+def test_a_home_of_another_store_is_refused(open_broker: Open, log_stores: LogStores) -> None:
     open_broker().close()
 
     with pytest.raises(OperatorError, match="does not belong"):
-        open_broker(store=postgres.new_database())
+        open_broker(store=log_stores.new())
 
 
 def test_a_home_with_a_log_of_its_own_is_refused(open_broker: Open) -> None:
@@ -516,11 +507,19 @@ def test_a_home_of_a_store_does_not_open_without_it(open_broker: Open) -> None:
         open_broker(store=None)
 
 
-def test_a_password_in_the_address_is_refused(open_broker: Open) -> None:
-    with pytest.raises(RequestError, match="PGPASSWORD") as refused:
-        open_broker(store="postgresql://rmq:secret@127.0.0.1/log")
+@pytest.mark.parametrize(
+    ("store", "instead"),
+    [
+        ("postgresql://rmq:hunter2@127.0.0.1/log", "PGPASSWORD"),
+        ("s3://key:hunter2@bucket/log", "AWS_SECRET_ACCESS_KEY"),
+        ("s3://bucket/log?secret_key=hunter2", "AWS_SECRET_ACCESS_KEY"),
+    ],
+)
+def test_a_password_in_the_address_is_refused(store: str, instead: str) -> None:
+    with pytest.raises(RequestError, match=instead) as refused:
+        Settings(log_store=store)
 
-    assert "secret" not in str(refused.value)
+    assert "hunter2" not in str(refused.value)
 
 
 # -------------------------------------------------------------------------------- what is handed on

@@ -28,7 +28,6 @@ from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.log.catching_up import DivergedLogError
-from rmq_pipeline.store.log.postgres_store import PostgresStore
 from rmq_pipeline.store.log.replication import Replication
 from rmq_pipeline.store.log.shared_log import LeadingLog
 from tests.broken_wire import BrokenWire
@@ -403,13 +402,13 @@ def test_a_home_whose_last_answers_the_store_lacks_is_no_standby(
 
 
 def test_a_standby_that_cannot_read_the_log_leaves_it_to_others(
-    leader: Broker, open_broker: Open, address: str, tmp_path: Path
+    leader: Broker, open_broker: Open, log_stores: LogStores, address: str, tmp_path: Path
 ) -> None:
     """A newer version has led, whose columns this one does not know."""
     standby = open_broker("second")
     send(leader, "a")
     until(caught_up(standby, leader))
-    store = PostgresStore(database, timeout_s=2.0, lease_s=60.0, home_format=FORMAT)
+    store = log_stores.store(address, timeout_s=2.0, lease_s=60.0, home_format=FORMAT)
     store.look()
     store.claim(seconds=0.0, force=True)
     replication = Replication(store, mode="sync", lease_s=60.0, timeout_s=2.0, behind_bytes=MIB)

@@ -1,0 +1,401 @@
+"""A commit log in an object store: late puts, lost answers, stores that cannot be one, deletions."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import obstore
+import pytest
+
+from rmq_pipeline.errors import (
+    HomeFormatError,
+    LogFencedError,
+    LogHeldError,
+    LogStoreError,
+    RequestError,
+)
+from rmq_pipeline.store.log.object_chain import Kind
+from rmq_pipeline.store.log.object_store_log import ObjectStoreLog
+from tests.broken_wire import BrokenWire
+from tests.log_stores import BucketLogs
+from tests.object_store import ObjectStore
+from tests.waiting import until
+
+LEASE_S = 0.3
+FRAME = b"a" * 64
+Open = Callable[..., ObjectStoreLog]
+
+
+@pytest.fixture
+def logs(object_store: ObjectStore) -> BucketLogs:
+    return BucketLogs(object_store)
+
+
+@pytest.fixture
+def address(logs: BucketLogs) -> str:
+    return logs.new()
+
+
+@pytest.fixture
+def open_store(address: str) -> Iterator[Open]:
+    opened: list[ObjectStoreLog] = []
+
+    def open_it(
+        at: str = address, *, claim: bool = True, force: bool = False, timeout_s: float = 2.0
+    ) -> ObjectStoreLog:
+        opened.append(ObjectStoreLog(at, timeout_s=timeout_s, lease_s=LEASE_S, home_format=1))
+        opened[-1].look()
+        if claim:
+            opened[-1].claim(seconds=5.0, force=force)
+        return opened[-1]
+
+    yield open_it
+    for store in opened:
+        store.close()
+
+
+def kinds(logs: BucketLogs, address: str) -> list[tuple[Kind, int]]:
+    return [(each.kind, each.epoch) for _, each in logs.entries(address)]
+
+
+# ------------------------------------------------------------------------------ late and lost puts
+
+
+def test_a_put_that_comes_after_the_claim_stores_nothing(
+    open_store: Open, logs: BucketLogs, address: str
+) -> None:
+    with BrokenWire(logs.server) as wire:
+        old = open_store(address.replace(logs.server, wire.address), timeout_s=0.5)
+        old.append(0, FRAME)
+        wire.hold_requests()
+        with pytest.raises(LogStoreError):
+            old.append(64, b"late" * 16)
+        new = open_store(force=True)
+        wire.release()
+        until(lambda: not wire.held)
+        with pytest.raises(LogFencedError):
+            old.settle(64, b"late" * 16)
+
+    new.append(64, b"b" * 64)
+    assert [frame for _, frame in new.frames(0)] == [FRAME, b"b" * 64]
+    claim, frame = (Kind.CLAIM, 1), (Kind.FRAME, 1)
+    assert kinds(logs, address) == [claim, frame, (Kind.CLAIM, 2), (Kind.FRAME, 2)]
+
+
+def test_a_put_that_comes_before_the_claim_is_in_the_log(
+    open_store: Open, logs: BucketLogs, address: str
+) -> None:
+    with BrokenWire(logs.server) as wire:
+        old = open_store(address.replace(logs.server, wire.address), timeout_s=0.5)
+        old.append(0, FRAME)
+        wire.hold_requests()
+        with pytest.raises(LogStoreError):
+            old.append(64, b"late" * 16)
+        wire.release()
+        until(lambda: len(logs.entries(address)) == 3)
+        new = open_store(force=True)
+        old.settle(64, b"late" * 16)  # it is in the history of the new leader
+
+        assert [frame for _, frame in new.frames(0)] == [FRAME, b"late" * 16]
+        with pytest.raises(LogFencedError):
+            old.append(128, FRAME)
+
+
+def test_a_late_put_of_an_older_epoch_of_the_same_broker_stores_nothing(
+    open_store: Open, logs: BucketLogs, address: str
+) -> None:
+    with BrokenWire(logs.server) as wire:
+        store = open_store(address.replace(logs.server, wire.address), timeout_s=0.5)
+        wire.hold_requests()
+        with pytest.raises(LogStoreError):
+            store.append(0, b"late" * 16)
+        wire.pass_new_requests()
+        store.reclaim()  # its callers were refused, and the home has cut the frame
+        assert store.last() is None
+        wire.release()
+        until(lambda: not wire.held)
+        store.append(0, FRAME)
+
+        assert [frame for _, frame in store.frames(0)] == [FRAME]
+        assert kinds(logs, address) == [(Kind.CLAIM, 1), (Kind.CLAIM, 2), (Kind.FRAME, 2)]
+
+
+def test_every_lost_answer_is_found_again(open_store: Open, logs: BucketLogs, address: str) -> None:
+    with BrokenWire(logs.server) as wire:
+        store = open_store(address.replace(logs.server, wire.address))
+        for number in range(20):
+            wire.lose_next_answer()
+            try:
+                store.append(64 * number, FRAME)
+            except LogStoreError:
+                store.settle(64 * number, FRAME)
+        assert wire.lost >= 20
+
+        assert [found.position for found in store.headers(0)] == [64 * n for n in range(20)]
+
+
+def test_a_file_and_a_frame_in_doubt_are_both_stored_once(
+    open_store: Open, logs: BucketLogs, address: str
+) -> None:
+    with BrokenWire(logs.server) as wire:
+        store = open_store(address.replace(logs.server, wire.address), timeout_s=0.5)
+        wire.hold_requests()
+        with pytest.raises(LogStoreError):
+            store.append(0, FRAME)
+        wire.pass_new_requests()
+        store.put_file("access.json", b"{1}")
+        wire.release()
+        until(lambda: not wire.held)
+        store.settle(0, FRAME)
+
+        assert store.file("access.json") == b"{1}"
+        assert kinds(logs, address) == [(Kind.CLAIM, 1), (Kind.FILES, 1), (Kind.FRAME, 1)]
+
+
+def test_puts_of_one_name_at_once_have_one_winner(object_store: ObjectStore) -> None:
+    """The server of these tests keeps what the log needs."""
+    from rmq_pipeline.storage.bucket import Bucket
+
+    bucket = Bucket(object_store.uri("at-once"), timeout_s=5.0)
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(10):
+            name = f"{number}"
+            won = list(pool.map(lambda n, at=name: bucket.put_if_absent(at, b"%d" % n), range(4)))
+            assert won.count(True) == 1
+            assert bucket.read(name) == b"%d" % won.index(True)
+
+
+# ------------------------------------------------------------------------------------- leadership
+
+
+def test_a_lease_of_an_older_epoch_counts_for_nothing(
+    open_store: Open, logs: BucketLogs, address: str, object_store: ObjectStore
+) -> None:
+    old = open_store()
+    new = open_store(force=True)
+    key = logs.key(address, "lease.json")
+    old._put_lease(old._bucket, released=True)  # comes late, after that of the new leader
+
+    third = open_store(claim=False)
+    with pytest.raises(LogHeldError):
+        third.claim(seconds=None)
+
+    new.append(0, FRAME)
+    assert json.loads(bytes(obstore.get(object_store.bucket(), key).bytes()))["epoch"] == 1
+
+
+def test_a_lease_that_is_no_lease_costs_time_only(
+    open_store: Open, logs: BucketLogs, address: str, object_store: ObjectStore
+) -> None:
+    open_store()
+    obstore.put(object_store.bucket(), logs.key(address, "lease.json"), b"\x00 no JSON")
+
+    second = open_store()
+
+    second.append(0, FRAME)
+
+
+# ---------------------------------------------------------------------------------------- deletion
+
+
+def test_claims_and_layouts_outlive_the_frames(
+    open_store: Open, logs: BucketLogs, address: str
+) -> None:
+    old = open_store()
+    for position in (0, 64):
+        old.append(position, FRAME)
+    new = open_store(force=True)
+    for position in (128, 192, 256):
+        new.append(position, FRAME)
+    new.trim(256)
+
+    # The old leader's number has a claim permanently.
+    with pytest.raises(LogFencedError):
+        old.append(128, FRAME)
+    assert [found.position for found in new.headers(0)] == [256]
+    assert [each.position for each, _ in open_store(force=True).frames(0)] == [256]
+    claims = [number for number, (kind, _) in enumerate(kinds(logs, address))]
+    assert len(claims) == 4  # three claims and the last frame
+
+
+def test_a_claim_at_the_number_of_a_deleted_frame_leads_nothing(open_store: Open) -> None:
+    leader = open_store()
+    sleeper = open_store(claim=False)
+    for number in range(10):
+        leader.append(64 * number, FRAME)
+    # It knows only the first claim, and its put comes after the deletion.
+    tip = sleeper._chain.at(0)
+    leader.trim(64 * 8)
+    find_tip, sleeper._chain.find_tip = sleeper._chain.find_tip, lambda: tip  # type: ignore[method-assign]
+    sleeper._chain.tip = tip
+
+    assert not sleeper._chain.claim(b"{}", force=True)
+    sleeper._chain.find_tip = find_tip  # type: ignore[method-assign]
+
+    leader.append(640, FRAME)
+    last = sleeper.last()
+    assert last is not None
+    assert last.position == 640
+
+
+def test_a_standby_whose_frames_were_deleted_is_told(open_store: Open) -> None:
+    leader, standby = open_store(), open_store(claim=False)
+    leader.append(0, FRAME)
+    assert len(list(standby.frames(0))) == 1
+    for number in range(1, 10):
+        leader.append(64 * number, FRAME)
+    leader.trim(64 * 8)
+    leader.renew()
+
+    with pytest.raises(LogStoreError, match="was deleted"):
+        standby.lease()
+    standby.look()
+    with pytest.raises(LogStoreError, match="was deleted"):
+        list(standby.frames(64))
+
+
+# --------------------------------------------------------------------------------------- bad input
+
+
+class _Unconditional(BaseHTTPRequestHandler):
+    """A bucket that ignores If-None-Match, as old stores do."""
+
+    objects: dict[str, bytes]
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self, status: int, content: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", '"1"')
+        self.send_header("Last-Modified", "Sat, 28 Nov 2026 00:00:00 GMT")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def do_PUT(self) -> None:
+        size = int(self.headers["Content-Length"])
+        self.objects[self.path.partition("?")[0]] = self.rfile.read(size)
+        self._answer(200)
+
+    def do_GET(self) -> None:
+        if "list-type" in self.path:
+            self._answer(200, b"<ListBucketResult></ListBucketResult>")
+            return
+        found = self.objects.get(self.path.partition("?")[0])
+        self._answer(404) if found is None else self._answer(200, found)
+
+    do_HEAD = do_GET  # noqa: N815 the name of the server's base class
+
+    def do_DELETE(self) -> None:
+        self.objects.pop(self.path, None)
+        self._answer(204)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.mark.usefixtures("object_store")
+def test_a_bucket_without_conditional_puts_is_refused() -> None:
+    handler = type("Bucket", (_Unconditional,), {"objects": {}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    at = f"s3://bucket/log?scheme=http&endpoint_override=127.0.0.1:{server.server_port}"
+    try:
+        store = ObjectStoreLog(
+            f"{at}&region=us-east-1", timeout_s=2.0, lease_s=LEASE_S, home_format=1
+        )
+        with pytest.raises(LogStoreError, match=r"no conditional puts.*If-None-Match"):
+            store.look()
+        store.close()
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+    assert not [path for path in handler.objects if "log.json" in path]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://bucket",
+        "s3:///log",
+        "s3://key:hunter2@bucket/log",
+        "s3://bucket/log?secret_key=hunter2",
+        "s3://bucket/log?session_token=hunter2",
+        "gs://bucket/log",
+    ],
+)
+def test_an_address_that_is_none_is_refused_and_not_shown(address: str) -> None:
+    with pytest.raises(RequestError, match="log_store") as refused:
+        ObjectStoreLog(address, timeout_s=1.0, lease_s=LEASE_S, home_format=1)
+
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    at = "s3://bucket/log?scheme=http&endpoint_override=127.0.0.1:1&region=us-east-1"
+    store = ObjectStoreLog(at, timeout_s=0.5, lease_s=LEASE_S, home_format=1)
+
+    with pytest.raises(LogStoreError, match=r"127\.0\.0\.1:1.*cannot be reached"):
+        store.look()
+    store.close()
+
+
+def test_wrong_credentials_are_told(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+
+    with pytest.raises(LogStoreError, match=r"refuses the credentials.*AWS_ACCESS_KEY_ID"):
+        open_store()
+
+
+def test_a_missing_bucket_is_told(open_store: Open, address: str) -> None:
+    with pytest.raises(LogStoreError, match=r"bucket of .* does not exist"):
+        open_store(address.replace("s3://lake", "s3://absent"))
+
+
+def test_a_prefix_with_other_objects_is_refused(
+    open_store: Open, logs: BucketLogs, address: str, object_store: ObjectStore
+) -> None:
+    obstore.put(object_store.bucket(), logs.key(address, "part-0.parquet"), b"PAR1")
+
+    with pytest.raises(LogStoreError, match=r"other objects: part-0\.parquet"):
+        open_store()
+
+
+def test_a_log_of_a_newer_format_is_refused(
+    open_store: Open, logs: BucketLogs, address: str, object_store: ObjectStore
+) -> None:
+    open_store().close()
+    said = {"format": 99, "id": "00" * 16, "seed": 1}
+    key = logs.key(address, "log.json")
+    obstore.put(object_store.bucket(), key, json.dumps(said).encode())
+
+    with pytest.raises(HomeFormatError, match="format 99"):
+        open_store()
+
+
+def test_a_log_that_a_home_of_a_newer_format_led_is_refused(address: str, open_store: Open) -> None:
+    newer = ObjectStoreLog(address, timeout_s=2.0, lease_s=LEASE_S, home_format=2)
+    newer.look()
+    newer.claim(seconds=1.0)
+    newer.close()
+
+    with pytest.raises(HomeFormatError, match="a home of format 2"):
+        open_store()
+
+
+def test_an_entry_of_another_log_is_refused(
+    open_store: Open, logs: BucketLogs, address: str, object_store: ObjectStore
+) -> None:
+    open_store().close()
+    other = logs.new()
+    open_store(other).append(0, FRAME)
+    bucket, name = object_store.bucket(), f"entries/{1:020}"
+    foreign = bytes(obstore.get(bucket, logs.key(other, name)).bytes())
+    obstore.put(bucket, logs.key(address, name), foreign)
+
+    with pytest.raises(LogStoreError, match="belongs to another log"):
+        open_store(claim=False)
