@@ -174,7 +174,7 @@ class Broker(
             if leader_only and replication is not None and not replication.lease_runs:
                 raise StandbyError(
                     "This broker may not lead any more: its lease of the log is over.",
-                    remedy="Call the broker that leads, or check the database of log_store.",
+                    remedy="Call the broker that leads, or check log_store.",
                 )
             if verb not in _ANY_TIME:
                 self._engine.check_leads()

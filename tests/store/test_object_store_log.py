@@ -298,7 +298,8 @@ class _Unconditional(BaseHTTPRequestHandler):
 
 @pytest.mark.usefixtures("object_store")
 def test_a_bucket_without_conditional_puts_is_refused() -> None:
-    handler = type("Bucket", (_Unconditional,), {"objects": {}})
+    objects: dict[str, bytes] = {}
+    handler = type("Bucket", (_Unconditional,), {"objects": objects})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
@@ -314,7 +315,7 @@ def test_a_bucket_without_conditional_puts_is_refused() -> None:
         server.shutdown()
         serving.join()
         server.server_close()
-    assert not [path for path in handler.objects if "log.json" in path]
+    assert not [path for path in objects if "log.json" in path]
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ def _check_alone(home: Home, known: dict[str, Any] | None, *, standby: bool) -> 
 
 def _store_of(settings: Settings) -> LogStore:
     assert settings.log_store is not None, "a home with a store"
-    store = _engine_of(settings.log_store)(
+    store = engine_of(settings.log_store)(
         settings.log_store,
         timeout_s=settings.log_timeout_ms / 1000,
         lease_s=settings.log_lease_ms / 1000,
@@ -311,7 +311,7 @@ def _store_of(settings: Settings) -> LogStore:
     return store
 
 
-def _engine_of(address: str) -> Callable[..., LogStore]:
+def engine_of(address: str) -> Callable[..., LogStore]:
     """Return the kind of store at an address; only its packages are needed."""
     if is_bucket(address):
         extras.check("objects")
