@@ -296,8 +296,11 @@ def test_standbys_take_over(
                 traffic.sending.wait(dice.uniform(0, LIFE_S))
                 leader = leading(pair.flight)
                 os.kill(pids[leader], attack)
-                began, answered = time.monotonic(), len(ledger.sent)
-                # A stopped leader wakes up after clients have gone on at the other one.
+                began = time.monotonic()
+                # A stopped leader wakes up after clients have gone on at the other one. Until that
+                # one leads, answers of the old one may still arrive.
+                leading([pair.flight[1 - leader]])
+                answered = len(ledger.sent)
                 eventually(lambda n=answered: len(ledger.sent) > n or traffic.failures)
                 away_s[attack].append(time.monotonic() - began)
                 if attack == signal.SIGSTOP:

@@ -170,6 +170,28 @@ def test_puts_of_one_name_at_once_have_one_winner(object_store: ObjectStore) -> 
 # ------------------------------------------------------------------------------------- leadership
 
 
+def test_an_old_leader_that_reads_the_log_of_the_new_one_does_not_go_on_after_it(
+    open_store: Open,
+) -> None:
+    """Only a standby may take another broker's entry for the last one."""
+    old = open_store()
+    old.append(0, FRAME)
+    new = open_store(force=True)
+    new.append(64, b"b" * 64)
+
+    with pytest.raises(LogFencedError):
+        old.last()
+    with pytest.raises(LogFencedError):
+        list(old.frames(0))
+    old.trim(128)  # deletes nothing
+    for position in (64, 128):
+        with pytest.raises(LogFencedError):
+            old.append(position, FRAME)
+
+    assert not old.renew()
+    assert [frame for _, frame in new.frames(0)] == [FRAME, b"b" * 64]
+
+
 def test_a_lease_of_an_older_epoch_counts_for_nothing(
     open_store: Open, logs: BucketLogs, address: str, object_store: ObjectStore
 ) -> None:

@@ -191,8 +191,24 @@ class Chain:
                 return
 
     def _led(self) -> Entry:
+        if not self.epoch:  # a claim has failed meanwhile
+            raise Taken
         assert self.tip is not None, "a chain that this broker leads"
         return self.tip
+
+    def _see(self, entry: Entry) -> None:
+        """Take an entry for the newest one that was seen, unless it is not.
+
+        A leader must not: after the entry of another broker it would go on under its old epoch.
+
+        Raises:
+            Taken: this broker leads, and the entry is another's.
+        """
+        if self.tip is not None and entry.number <= self.tip.number:
+            return
+        if self.epoch and entry.writer != self._writer:
+            raise Taken
+        self.tip = entry
 
     def _following(self, tip: Entry | None, kind: Kind, *, length: int, crc: int) -> Entry:
         """Return the header of the entry after another one."""
@@ -229,6 +245,7 @@ class Chain:
         """
         crc = crc32(payload)
         with self._putting:
+            self.epoch = 0
             self.find_tip()
             for _ in range(_CLAIM_TRIES):
                 mine = self._following(self.tip, Kind.CLAIM, length=len(payload), crc=crc)
@@ -262,8 +279,9 @@ class Chain:
 
     def is_superseded(self) -> bool:
         """Return True if another broker's entry follows those of this leader."""
-        found = self.entry(self._led().number + 1)
-        return found is not None and found.writer != self._writer
+        tip = self.tip
+        found = None if tip is None else self.entry(tip.number + 1)
+        return not self.epoch or (found is not None and found.writer != self._writer)
 
     def trim(self, before: int) -> None:
         """Delete frames that end at or before a log position; the last frame stays.
@@ -303,7 +321,11 @@ class Chain:
         return self._first
 
     def find_tip(self) -> Entry | None:
-        """Return the newest entry; None if there is none."""
+        """Return the newest entry; None if there is none.
+
+        Raises:
+            Taken: this broker leads, and another one's entries follow.
+        """
         with self._putting:
             while True:
                 first = self.first()
@@ -320,7 +342,7 @@ class Chain:
                 # Frames that were deleted meanwhile would look like the end.
                 if self.first() == first or low >= self._first:
                     if self.tip is None or self.tip.number != low:
-                        self.tip = self.at(low)
+                        self._see(self.at(low))
                     return self.tip
 
     def _last_from(self, low: int) -> int:
@@ -374,8 +396,7 @@ class Chain:
                     return
                 number += 1
                 entry = found[0]
-                if self.tip is None or entry.number > self.tip.number:
-                    self.tip = entry
+                self._see(entry)
                 self._cursor = (entry.end, number)
                 yield found
                 ahead = min(2 * ahead, _AHEAD, max(1, _AHEAD_BYTES // max(1, entry.length)))
