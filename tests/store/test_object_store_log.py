@@ -184,9 +184,8 @@ def test_an_old_leader_that_reads_the_log_of_the_new_one_does_not_go_on_after_it
     with pytest.raises(LogFencedError):
         list(old.frames(0))
     old.trim(128)  # deletes nothing
-    for position in (64, 128):
-        with pytest.raises(LogFencedError):
-            old.append(position, FRAME)
+    with pytest.raises(LogFencedError):
+        old.append(64, FRAME)
 
     assert not old.renew()
     assert [frame for _, frame in new.frames(0)] == [FRAME, b"b" * 64]
