@@ -89,7 +89,7 @@ class Entry(NamedTuple):
 
 
 class Chain:
-    """The entries of one log. Reads are for one thread at a time; ``put`` and ``next`` for all."""
+    """The entries of one log. Reads are for one thread at a time, puts and ``trim`` for all."""
 
     def __init__(
         self, bucket: Bucket, patient: Bucket, *, timeout_s: float, writer: bytes, home_format: int
@@ -115,6 +115,7 @@ class Chain:
         self._putting = threading.RLock()
         #: Newest mark, and the first entry that it leaves.
         self._mark = self._first = 0
+        self._marking = threading.Lock()
         #: Where the last read has ended: a log position, and the number of the next entry.
         self._cursor = (0, 0)
         self._pool = ThreadPoolExecutor(_AHEAD, thread_name_prefix="rmq-log-reads")
@@ -286,9 +287,9 @@ class Chain:
     def trim(self, before: int) -> None:
         """Delete frames that end at or before a log position; the last frame stays.
 
-        Claims, layouts and files stay.
+        Claims, layouts and files stay. Safe for all threads of the leader.
         """
-        tip = self.find_tip()
+        tip = self.tip
         if tip is None or tip.frame == _NONE:
             return
         first = self.first()
@@ -306,19 +307,24 @@ class Chain:
         self._bucket.delete(doomed)
 
     def _put_mark(self, first: int) -> None:
-        content = b"%d" % first
-        while not self._bucket.put_if_absent(_mark_name(self._mark + 1), content):
-            if self.first() >= first:
-                return
-        self._mark, self._first = self._mark + 1, first
+        while self.first() < first:
+            mark = self._mark + 1
+            if self._bucket.put_if_absent(_mark_name(mark), b"%d" % first):
+                self._note_mark(mark, first)
 
     # -------------------------------------------------------------------------------------- reads
 
     def first(self) -> int:
-        """Return the number of the first entry that no mark has given up."""
-        while (content := self._bucket.read(_mark_name(self._mark + 1))) is not None:
-            self._mark, self._first = self._mark + 1, max(self._first, int(content))
+        """Return the number of the first entry that no mark has given up. Safe for all threads."""
+        mark = self._mark
+        while (content := self._bucket.read(_mark_name(mark + 1))) is not None:
+            mark += 1
+            self._note_mark(mark, int(content))
         return self._first
+
+    def _note_mark(self, mark: int, first: int) -> None:
+        with self._marking:
+            self._mark, self._first = max(self._mark, mark), max(self._first, first)
 
     def find_tip(self) -> Entry | None:
         """Return the newest entry; None if there is none.

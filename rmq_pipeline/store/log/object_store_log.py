@@ -306,8 +306,9 @@ class ObjectStoreLog(LeadableStore):
     def trim(self, before: int) -> None:
         """See LogStore. The last frame stays."""
         with self._answering():
-            if self._leads and not self._chain.is_superseded():
-                self._chain.trim(before)
+            if self._chain.is_superseded():
+                raise self._fenced()
+            self._chain.trim(before)
 
     def file(self, name: str) -> bytes | None:
         """See LogStore."""
