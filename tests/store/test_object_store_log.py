@@ -217,6 +217,7 @@ def test_a_lease_that_is_no_lease_costs_time_only(
     second = open_store()
 
     second.append(0, FRAME)
+    assert second.last() is not None
 
 
 # ---------------------------------------------------------------------------------------- deletion
