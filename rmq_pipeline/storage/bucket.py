@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from rmq_pipeline.errors import OperatorError
 from rmq_pipeline.storage.remote import store_at, text_of
 from rmq_pipeline.storage.root import shown
 
@@ -22,10 +21,18 @@ _RETRIES: Final = 2
 _NO_BUCKET: Final = "NoSuchBucket"
 
 
-class BucketError(OperatorError):
-    """A store of objects does not answer, or refuses a request."""
+class BucketError(Exception):
+    """A store of objects does not answer, or refuses a request; callers translate it."""
 
-    remedy = "Check the address and the network; the request may have been executed."
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "Check the address and the network; the request may have been executed.",
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
 
 
 class Bucket:
