@@ -123,8 +123,8 @@ class Settings(BaseModel):
     failover: Literal["auto", "manual"] = "auto"
     #: Time in which the broker repeats a failed write to the store before it refuses the call.
     log_timeout_ms: int = Field(5000, ge=100)
-    #: How long a frame waits for further requests before it is written to the store, and how often a
-    #: standby asks for the next frame. None: 0 and 50 with PostgreSQL; 10 and 200 with a bucket,
+    #: How long a frame waits for further requests before it is written to the store, and how often
+    #: a standby asks for the next frame. None: 0 and 50 with PostgreSQL; 10 and 200 with a bucket,
     #: where each request costs money.
     log_gather_ms: int | None = Field(None, ge=0, le=1000)
     log_poll_ms: int | None = Field(None, ge=10, le=10_000)

@@ -31,7 +31,7 @@ class BrokenWire:
         self._losing.set()
 
     def hold_requests(self) -> None:
-        """Hold what clients send until ``release``; it then reaches the server, though they left."""
+        """Hold what clients send until ``release``; then it arrives, though they left."""
         self._gates.append(threading.Event())
 
     def pass_new_requests(self) -> None:

@@ -1,4 +1,4 @@
-"""A commit log in an object store: late puts, lost answers, stores that cannot be one, deletions."""
+"""A commit log in an object store: late puts, lost answers, deletions, and bad input."""
 
 import json
 import threading
@@ -251,7 +251,8 @@ def test_a_claim_at_the_number_of_a_deleted_frame_leads_nothing(open_store: Open
     # It knows only the first claim, and its put comes after the deletion.
     tip = sleeper._chain.at(0)
     leader.trim(64 * 8)
-    find_tip, sleeper._chain.find_tip = sleeper._chain.find_tip, lambda: tip  # type: ignore[method-assign]
+    find_tip = sleeper._chain.find_tip
+    sleeper._chain.find_tip = lambda: tip  # type: ignore[method-assign]
     sleeper._chain.tip = tip
 
     assert not sleeper._chain.claim(b"{}", force=True)

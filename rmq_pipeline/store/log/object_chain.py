@@ -58,7 +58,7 @@ class Taken(Exception):  # noqa: N818 it is an answer of the store
 
 
 class Entry(NamedTuple):
-    """Header of an entry. Each names the newest entry of other kinds, so that no search is needed."""
+    """Header of an entry. It names the newest entry of each other kind: none is searched."""
 
     kind: Kind
     #: Newest format of homes that have led.
