@@ -8,10 +8,12 @@ there. Where that port cannot be reached, everything goes on through Flight.
 import logging
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
+from weakref import WeakSet
 
 import pyarrow as pa
 from pyarrow import flight
@@ -19,7 +21,7 @@ from pyarrow import flight
 from rmq_pipeline import limits
 from rmq_pipeline.flight import framing, wire
 from rmq_pipeline.flight.tcp_client import NoTcpError, TcpClient
-from rmq_pipeline.flight.tcp_stream import PORT_ACTION
+from rmq_pipeline.flight.tcp_stream import KEY_BYTES, LENGTH, PORT_ACTION
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 ANSWER_S: Final = 300.0
 #: Small calls of a channel before it asks for plain connections: a command makes fewer.
 SMALL_CALLS: Final = 8
+#: A channel whose broker took no plain connection asks again after this time.
+ASK_AGAIN_S: Final = 60.0
 #: Longest wait for the answer to that, and to a sign of life.
 PROBE_S: Final = 2.0
 #: Text of gRPC's error if it could not even connect.
@@ -96,6 +100,10 @@ class Channel:
         self._running: set[flight.FlightStreamReader] = set()
         self._small_calls = 0
         self._tcp: TcpClient | None = None
+        #: All whose calls may still run.
+        self._tcps: WeakSet[TcpClient] = WeakSet()
+        #: Time of the monotonic clock before which the broker is not asked for its port.
+        self._ask_from_s = 0.0
         self._closed = False
 
     def call(self, request: wire.Request, parts: Sequence[framing.Part]) -> Any:
@@ -114,8 +122,8 @@ class Channel:
                 answer = tcp.call(command, parts, timeout_s=timeout_s, is_quick=request.verb.quick)
                 return wire.read_answer(answer) if answer else _no_answer()
             except NoTcpError as error:
-                log.info("calls go through Flight only: %s", error)
-                self._tcp = None
+                log.info("calls go through Flight for now: %s", error)
+                self._leave(tcp)
             except (OSError, EOFError) as error:
                 raise LostConnectionError(f"The plain connection was lost: {error}") from error
         options = flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
@@ -155,10 +163,10 @@ class Channel:
             # call. It disconnects when the last call releases this channel.
             self._closed = True
             running = list(self._running)
-            tcp = self._tcp
+            tcps = list(self._tcps)
         for reader in running:
             reader.cancel()
-        if tcp is not None:
+        for tcp in tcps:
             tcp.close()
 
     def _act(self, kind: str, body: bytes, *, options: flight.FlightCallOptions) -> list[pa.Buffer]:
@@ -203,38 +211,64 @@ class Channel:
 
     def _tcp_for(self, command: bytes, body_bytes: int) -> TcpClient | None:
         """Return the plain connections if the call may take one."""
-        if self._small_calls < SMALL_CALLS:
-            with self._lock:
-                self._small_calls += 1
-                is_time = self._small_calls == SMALL_CALLS
-            if is_time:
-                self._tcp = self._found_tcp()
         tcp = self._tcp
+        if tcp is None and self._may_ask():
+            tcp = self._found_tcp()
+            with self._lock:
+                self._tcp = tcp
+                if tcp is not None:
+                    self._tcps.add(tcp)
+                    if self._closed:
+                        tcp.close()
         return tcp if tcp is not None and tcp.takes(command, body_bytes) else None
+
+    def _may_ask(self) -> bool:
+        """Return True, to one thread, if it is time to ask for the port of plain connections."""
+        with self._lock:
+            self._small_calls += 1
+            now_s = time.monotonic()
+            if self._small_calls < SMALL_CALLS or now_s < self._ask_from_s:
+                return False
+            self._ask_from_s = now_s + ASK_AGAIN_S
+            return True
+
+    def _leave(self, tcp: TcpClient) -> None:
+        """Use these plain connections for no other call."""
+        with self._lock:
+            if self._tcp is tcp:
+                self._tcp = None
+                self._ask_from_s = time.monotonic() + ASK_AGAIN_S
 
     def _found_tcp(self) -> TcpClient | None:
         """Ask the broker for the port of plain connections; None if it has none."""
         options = flight.FlightCallOptions(timeout=PROBE_S, headers=self._headers)
         try:
             (answer,) = self._act(PORT_ACTION, b"", options=options)
-            port = int(answer.to_pybytes())
+            told = answer.to_pybytes()
+            if len(told) != LENGTH.size + KEY_BYTES:
+                return None
+            encryption = self._encryption()
         except (flight.FlightError, pa.ArrowException, OSError, ValueError) as error:
             log.info("the broker names no port of plain connections: %s", error)
             return None
-        if not port:
-            return None
         host, _, _ = self._place.address.rpartition(":")
-        encryption = None
-        if self._place.encrypted:
-            trusted = self._place.trusted
-            encryption = ssl.create_default_context(cadata=trusted.decode() if trusted else None)
         return TcpClient(
             host,
-            port,
+            LENGTH.unpack(told[: LENGTH.size])[0],
+            key=told[LENGTH.size :],
             headers=self._named,
             encryption=encryption,
             server_name=self._place.server_name,
             is_watched=self._is_watched,
+        )
+
+    def _encryption(self) -> ssl.SSLContext | None:
+        if not self._place.encrypted:
+            return None
+        trusted = self._place.trusted
+        # Comments between certificates may have any letters.
+        return ssl.create_default_context(
+            cadata=None if trusted is None else trusted.decode("ascii", "ignore")
         )
 
 

@@ -107,7 +107,7 @@ class FlightServer:
             self._service = self._grpc(f"{named}:{port}", certificate=certificate, allowed=allowed)
         except BaseException:
             if self._tcp is not None:
-                self._tcp.shutdown()
+                self._tcp.stop()
             raise
         self.port = self._service.port
         self.address = f"{named}:{self.port}"
@@ -137,7 +137,7 @@ class FlightServer:
             exchange=self.exchange,
             sign_in=self._sign_in,
             sql=SqlEndpoint(self, self._room, silent_s=allowed.silent_s),
-            tcp_port=self._tcp_port,
+            announce=self._announce,
             certificate=certificate,
             calls=allowed.calls,
         )
@@ -161,8 +161,10 @@ class FlightServer:
         """Refuse new calls, wait for running ones, stop listening."""
         self.refuse()
         if self._tcp is not None:
-            self._tcp.shutdown()
+            self._tcp.stop()
         self._service.shutdown()
+        if self._tcp is not None:
+            self._tcp.wait()
 
     def exchange(self, call: Call) -> Iterator[bytes]:
         """Carry out one call (see ``wire``), and yield its answer.
@@ -336,10 +338,14 @@ class FlightServer:
             raise errors.BrokerUnavailableError("The broker is stopping.")
         self._caller(headers)
 
-    def _tcp_port(self, call: Caller) -> int:
-        """Return the port of plain connections; 0: there are none."""
+    def _announce(self, call: Caller) -> bytes:
+        """Return the port of plain connections and their key; nothing if there are none."""
         self._greet(call.headers)
-        return 0 if self._tcp is None else self._tcp.port
+        return b"" if self._tcp is None else self._tcp.announcement()
+
+    def ports(self) -> list[int]:
+        """Return the ports that this endpoint listens at."""
+        return [self.port] if self._tcp is None else [self.port, self._tcp.port]
 
     def _sign_in(self, authorization: str | None) -> str:
         """Exchange a password for a token; return an empty string without access control."""

@@ -429,7 +429,7 @@ class Service:
         exchange: Exchange,
         sign_in: SignIn,
         sql: Sql,
-        tcp_port: Callable[[Caller], int],
+        announce: Callable[[Caller], bytes],
         certificate: Certificate | None,
         calls: int = FlightLimits().calls,
     ) -> None:
@@ -441,7 +441,7 @@ class Service:
             sign_in: returns the token for an ``authorization``, or raises the refusal of a
                 handshake.
             sql: answers foreign clients.
-            tcp_port: returns the port of plain connections, or raises the refusal of a caller.
+            announce: answers ``PORT_ACTION``, or raises the refusal of a caller.
             certificate: encrypts connections.
             calls: number of calls under way at most.
 
@@ -451,7 +451,7 @@ class Service:
         self._exchange = exchange
         self._sign_in = sign_in
         self._sql = sql
-        self._tcp_port = tcp_port
+        self._announce = announce
         self._threads = Threads()
         self._server = grpc.server(
             self._threads, options=_options(calls), maximum_concurrent_rpcs=calls
@@ -513,7 +513,7 @@ class Service:
     ) -> bytes:
         with _refusing(context):
             if action.kind == PORT_ACTION:
-                return b"%d" % self._tcp_port(call)
+                return self._announce(call)
             return self._sql.act(call, action)
 
     def _foreign(self, answers: Callable[[SqlCall], Iterator[bytes]]) -> grpc.RpcMethodHandler:

@@ -1,7 +1,9 @@
 """Plain connections of a client to one broker; see ``tcp_stream`` for why, and for their frames."""
 
+import hmac
 import json
 import logging
+import os
 import socket
 import ssl
 import threading
@@ -19,6 +21,7 @@ from rmq_pipeline.flight.tcp_stream import (
     BODY_BYTES,
     COMMAND_BYTES,
     HEADERS_BYTES,
+    KEY_BYTES,
     LENGTH,
     LENGTHS,
     MAGIC,
@@ -32,17 +35,12 @@ _CONNECT_S: Final = 1.0
 #: Connections that are idle for longer are not used again: the broker closes them after twice that.
 _FRESH_S: Final = 30.0
 
-#: Options of Linux, in seconds and attempts, and the last one in milliseconds.
-_SIGNS_OF_LIFE: Final = {
-    getattr(socket, name): value
-    for name, value in (
-        ("TCP_KEEPIDLE", 5),
-        ("TCP_KEEPINTVL", 1),
-        ("TCP_KEEPCNT", 2),
-        ("TCP_USER_TIMEOUT", 5_000),
-    )
-    if hasattr(socket, name)
-}
+#: A broker that answers nothing is asked for signs of life after so many seconds, so often.
+_SIGNS: Final = {"silent_s": 5, "again_s": 1, "times": 2}
+#: Longest refusal of a greeting.
+_REFUSAL_BYTES: Final = 64 * 1024
+#: Time to read the refusal of a call that could not be written to its end.
+_REFUSAL_S: Final = 1.0
 
 
 class NoTcpError(Exception):
@@ -57,6 +55,7 @@ class TcpClient:
         host: str,
         port: int,
         *,
+        key: bytes,
         headers: Mapping[str, str],
         encryption: ssl.SSLContext | None = None,
         server_name: str | None = None,
@@ -67,18 +66,22 @@ class TcpClient:
         Args:
             host: of the broker.
             port: of its plain connections.
+            key: of its start, which came with the port.
             headers: name the caller.
             encryption: None: no TLS.
             server_name: that the certificate must have; None: the host.
             is_watched: notice within seconds a machine that is gone.
         """
         self._address = host.strip("[]"), port
-        greeting = json.dumps(dict(headers)).encode()
-        self._greeting = b"".join((MAGIC, LENGTH.pack(len(greeting)), greeting))
-        self._fits = len(greeting) <= HEADERS_BYTES
+        said = json.dumps(dict(headers)).encode()
+        self._headers = LENGTH.pack(len(said)) + said
+        self._fits = len(said) <= HEADERS_BYTES
+        self._greeting = MAGIC + key[: KEY_BYTES // 2]
+        self._proof = key[KEY_BYTES // 2 :]
         self._encryption = encryption
-        self._server_name = server_name or host
+        self._server_name = server_name or self._address[0]
         self._is_watched = is_watched
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[tuple[Stream, float]] = []
         # A client that is never closed, or one whose broker has gone, leaves no connection open.
@@ -109,16 +112,30 @@ class TcpClient:
         """
         body = [data for _, data in parts]
         lengths = LENGTHS.pack(len(command), sum(data.size for data in body))
+        if self._pid != os.getpid():
+            self._begin_in_fork()
         stream = self._fresh() or self._connected()
-        done = False
+        done, until = False, Deadline(timeout_s)
         try:
             with self._watched(stream, is_quick=is_quick):
-                stream.write(lengths, command, *body)
-                answer = _answer(stream, Deadline(timeout_s))
+                stream.wait_at_most(timeout_s)
+                try:
+                    stream.write(lengths, command, *body)
+                except ConnectionError:
+                    # A refused caller may read why, though the broker reads no more.
+                    return _answer(stream, Deadline(_REFUSAL_S))
+                answer = _answer(stream, until)
             done = True
             return answer
         finally:
             self._give_back(stream, reusable=done)
+
+    def _begin_in_fork(self) -> None:
+        """Leave the connections to the parent process, and the lock, which it may have held."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._slow = set()
+        _close(self._idle)
 
     def close(self) -> None:
         """Close idle connections and those of calls that may take long; quick calls finish."""
@@ -127,7 +144,7 @@ class TcpClient:
             slow = list(self._slow)
         _close(self._idle)
         for stream in slow:
-            stream.close()
+            stream.end()
 
     def _fresh(self) -> Stream | None:
         """Return an open connection that was used recently."""
@@ -136,7 +153,8 @@ class TcpClient:
                 if not self._idle:
                     return None
                 stream, since_s = self._idle.pop()
-            if time.monotonic() - since_s < _FRESH_S and stream.is_open():
+            is_fresh = time.monotonic() - since_s < _FRESH_S
+            if stream.is_own and is_fresh and stream.is_open():
                 return stream
             stream.close()
 
@@ -147,32 +165,50 @@ class TcpClient:
             NoTcpError: there is none.
         """
         try:
-            connected = socket.create_connection(self._address, timeout=_CONNECT_S)
-            stream = Stream(connected)
-            if self._is_watched:
-                for option, seconds in _SIGNS_OF_LIFE.items():
-                    connected.setsockopt(socket.IPPROTO_TCP, option, seconds)
+            stream = Stream(socket.create_connection(self._address, timeout=_CONNECT_S))
         except OSError as error:
             raise NoTcpError(f"{self._address} cannot be reached: {error}") from error
         try:
-            if self._encryption is not None:
-                stream.encrypt(self._encryption, server_name=self._server_name)
-            stream.write(self._greeting)
-            refusal = _answer(stream, Deadline(_CONNECT_S))
-        except (OSError, EOFError) as error:
+            self._greet(stream)
+        except (OSError, EOFError, ValueError) as error:
             stream.close()
             raise NoTcpError(f"{self._address} takes no connection: {error}") from error
-        if refusal:
+        except BaseException:
             stream.close()
-            raise NoTcpError(refusal[0].to_pybytes().decode())
+            raise
         return stream
+
+    def _greet(self, stream: Stream) -> None:
+        """Make sure that the broker is the one that gave the key, and name the caller.
+
+        Raises:
+            OSError, EOFError, ValueError: it is another program, or refuses the caller.
+        """
+        if self._is_watched:
+            stream.watch(**_SIGNS)
+        if self._encryption is not None:
+            stream.encrypt(self._encryption, server_name=self._server_name)
+        until = Deadline(_CONNECT_S)
+        stream.write(self._greeting)
+        if not hmac.compare_digest(stream.read(len(self._proof), until=until), self._proof):
+            raise ValueError("it is another program")
+        stream.write(self._headers)
+        refusal = _answer(stream, until, most=_REFUSAL_BYTES)
+        if refusal:
+            raise ValueError(refusal[0].to_pybytes().decode())
 
     def _give_back(self, stream: Stream, *, reusable: bool) -> None:
         with self._lock:
+            now_s = time.monotonic()
+            old = []
+            while self._idle and now_s - self._idle[0][1] > _FRESH_S:
+                old.append(self._idle.pop(0)[0])
             if reusable and not self._closed:
-                self._idle.append((stream, time.monotonic()))
-                return
-        stream.close()
+                self._idle.append((stream, now_s))
+            else:
+                old.append(stream)
+        for each in old:
+            each.close()
 
     @contextmanager
     def _watched(self, stream: Stream, *, is_quick: bool) -> Iterator[None]:
@@ -198,9 +234,15 @@ def _close(idle: list[tuple[Stream, float]]) -> None:
             idle.pop()[0].close()
 
 
-def _answer(stream: Stream, until: Deadline) -> list[pa.Buffer]:
-    """Read the pieces of an answer."""
+def _answer(stream: Stream, until: Deadline, *, most: int | None = None) -> list[pa.Buffer]:
+    """Read the pieces of an answer.
+
+    Raises:
+        ValueError: a piece has more than ``most`` bytes.
+    """
     pieces = []
     while size := LENGTH.unpack(stream.read(LENGTH.size, until=until))[0]:
+        if most is not None and size > most:
+            raise ValueError(f"its answer has {size} bytes")
         pieces.append(pa.py_buffer(stream.read(size, until=until)))
     return pieces

@@ -5,8 +5,10 @@ the command before the body. Connections that no thread can be had for are refus
 go on through gRPC.
 """
 
+import hmac
 import json
 import logging
+import secrets
 import socket
 import ssl
 import threading
@@ -24,6 +26,7 @@ from rmq_pipeline.flight.tcp_stream import (
     COMMAND_BYTES,
     END,
     HEADERS_BYTES,
+    KEY_BYTES,
     LENGTH,
     LENGTHS,
     MAGIC,
@@ -38,6 +41,8 @@ CONNECTIONS: Final = 1024
 IDLE_S: Final = 60.0
 #: Time for one piece of an answer: a caller that reads nothing must not keep its thread.
 _ANSWER_S: Final = 60.0
+#: A caller is asked for signs of life after so many seconds of silence, so often, so many times.
+_SIGNS: Final = {"silent_s": 30, "again_s": 10, "times": 2}
 #: Running calls get this long when the endpoint closes.
 _GRACE_S: Final = 60.0
 
@@ -75,14 +80,18 @@ class TcpService:
         if certificate is not None:
             self._encryption = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             self._encryption.load_cert_chain(certificate.path, certificate.key_path)
+        self._key = secrets.token_bytes(KEY_BYTES)
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
         #: Open connections; True while a call is under way.
         self._open: dict[Stream, bool] = {}
         self._closing = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        both = host == "::" and socket.has_dualstack_ipv6()
         try:
-            self._listener = socket.create_server((host, port), family=family, backlog=128)
+            self._listener = socket.create_server(
+                (host, port), family=family, backlog=128, dualstack_ipv6=both
+            )
         except OSError as error:
             raise errors.RequestError(
                 f"The broker cannot listen for plain connections at {host}:{port}: {error}.",
@@ -91,8 +100,12 @@ class TcpService:
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="rmq-tcp", daemon=True).start()
 
-    def shutdown(self) -> None:
-        """Stop listening, close idle connections, wait for running calls."""
+    def announcement(self) -> bytes:
+        """Return the answer to ``PORT_ACTION``."""
+        return LENGTH.pack(self.port) + self._key
+
+    def stop(self) -> None:
+        """Stop listening, and end connections without a call."""
         with self._lock:
             self._closing = True
             idle = [stream for stream, is_busy in self._open.items() if not is_busy]
@@ -100,9 +113,15 @@ class TcpService:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
         for stream in idle:
-            stream.close()
+            stream.end()
+
+    def wait(self) -> None:
+        """Wait for running calls; end those that take too long."""
         with self._ended:
             self._ended.wait_for(lambda: not self._open, _GRACE_S)
+            late = list(self._open)
+        for stream in late:
+            stream.end()
 
     def _accept(self) -> None:
         while not self._closing:
@@ -139,6 +158,7 @@ class TcpService:
     def _serve(self, stream: Stream, peer: str) -> None:
         """Serve one connection until it ends."""
         try:
+            stream.watch(**_SIGNS)
             if self._encryption is not None:
                 stream.encrypt(self._encryption)
             headers = self._greeted(stream, peer)
@@ -160,10 +180,15 @@ class TcpService:
     def _greeted(self, stream: Stream, peer: str) -> dict[str, str] | None:
         """Read the greeting and answer it; return its headers, None if they are refused."""
         until = Deadline(self._silent_s)
-        magic = stream.read(len(MAGIC), until=until)
+        half = KEY_BYTES // 2
+        expected = MAGIC + self._key[:half]
+        if not hmac.compare_digest(stream.read(len(expected), until=until), expected):
+            log.warning("%s greets another broker, or is no client", peer)
+            return None
+        stream.write(self._key[half:])
         (size,) = LENGTH.unpack(stream.read(LENGTH.size, until=until))
-        if magic != MAGIC or size > HEADERS_BYTES:
-            log.warning("%s sent no greeting of a plain connection", peer)
+        if size > HEADERS_BYTES:
+            log.warning("%s sends headers of %s bytes", peer, size)
             return None
         try:
             headers = _headers(stream.read(size, until=until))
@@ -180,7 +205,7 @@ class TcpService:
         sizes = LENGTHS.unpack(stream.read(LENGTHS.size))
         if not self._set_busy(stream, busy=True):
             return False
-        call = _Call(stream, headers, peer=peer, sizes=sizes)
+        call = _Call(stream, headers, peer=peer, sizes=sizes, silent_s=self._silent_s)
         written = 0
         try:
             for piece in self._exchange(call):
@@ -192,7 +217,6 @@ class TcpService:
             if written:  # the caller waits for the end, and does not get it
                 return False
             _write(stream, [wire.refusal(error)])
-        stream.wait_at_most(self._silent_s)
         return call.skip_rest() and self._set_busy(stream, busy=False)
 
     def _set_busy(self, stream: Stream, *, busy: bool) -> bool:
@@ -208,12 +232,19 @@ class _Call:
     is_action: Final = False
 
     def __init__(
-        self, stream: Stream, headers: dict[str, str], *, peer: str, sizes: tuple[int, int]
+        self,
+        stream: Stream,
+        headers: dict[str, str],
+        *,
+        peer: str,
+        sizes: tuple[int, int],
+        silent_s: float,
     ) -> None:
         self.headers = headers
         self.peer = peer
         self.is_active = stream.is_open
         self._stream = stream
+        self._silent_s = silent_s
         #: Bytes that the caller has still to send.
         self._command, self._body = sizes
         self.messages = self._commands()
@@ -222,7 +253,7 @@ class _Call:
         """Yield the one message with the command.
 
         Raises:
-            RequestError: it is too long, or its body is.
+            RequestError: it is too long, or its body is; or it does not come.
         """
         if self._command > COMMAND_BYTES or self._body > BODY_BYTES:
             raise errors.RequestError(
@@ -230,7 +261,13 @@ class _Call:
                 f" The limits of plain connections are {COMMAND_BYTES} and {BODY_BYTES}.",
                 remedy="Make this call through gRPC.",
             )
-        command, self._command = self._stream.read(self._command), 0
+        try:
+            command = self._stream.read(self._command, until=Deadline(self._silent_s))
+        except (EOFError, OSError) as error:
+            raise errors.RequestError(
+                "The caller has gone before the call was complete."
+            ) from error
+        self._command = 0
         yield framing.Message(command, None)
 
     def read(self, timeout_s: float) -> framing.Message | None:
@@ -247,12 +284,17 @@ class _Call:
         return framing.Message(None, data)
 
     def skip_rest(self) -> bool:
-        """Read what a refused caller still sends; return False if it is too much of it."""
-        if self._command or self._body > BODY_BYTES:
+        """Read what a refused caller still sends; return False if the connection must end."""
+        if self._command > COMMAND_BYTES or self._body > BODY_BYTES:
             return False
-        while self._body:
-            self._body -= len(self._stream.read_some(self._body))
-        return True
+        until = Deadline(self._silent_s)
+        left = self._command + self._body
+        while left and not until.is_over:
+            self._stream.wait_at_most(self._silent_s)
+            left -= len(self._stream.read_some(left))
+        is_usable = not left and not self._command
+        self._command = self._body = 0
+        return is_usable
 
 
 def _headers(said: bytes) -> dict[str, str]:
@@ -265,8 +307,10 @@ def _headers(said: bytes) -> dict[str, str]:
         found = json.loads(said)
     except (ValueError, RecursionError) as error:
         raise errors.RequestError("The headers of the connection are not JSON.") from error
-    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
-        raise errors.RequestError("The headers of the connection are not texts by their names.")
+    if not isinstance(found, dict) or not all(
+        isinstance(text, str) and text.isascii() for text in found.values()
+    ):
+        raise errors.RequestError("The headers of the connection are not ASCII texts by name.")
     return found
 
 

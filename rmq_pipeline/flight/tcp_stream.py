@@ -4,7 +4,9 @@ A small call costs gRPC several times the work of the broker: its threads, its H
 its headers on each call. Over a plain connection the caller writes its headers once, and then one
 call after the other; one thread at each end does all of it.
 
-* Greeting: ``MAGIC``, the length of the headers in 4 bytes, the headers as JSON. Its answer is an
+* Greeting: ``MAGIC`` and the first half of the key that the broker gave with its port. The broker
+  answers with the other half: no other program gets the headers, which may have a password. The
+  caller then sends their length in 4 bytes, and the headers as JSON. The answer to these is an
   answer as below, without pieces; or a refusal, and then the connection ends.
 * Call: the length of its command and that of its body, 4 bytes each; the command (see ``wire``);
   the body.
@@ -14,6 +16,7 @@ All lengths are little endian. The ends of a connection are of one version of th
 of Flight are: a broker that knows no plain connections does not name a port for them.
 """
 
+import os
 import select
 import socket
 import ssl
@@ -31,14 +34,18 @@ HEADERS_BYTES: Final = 16 * 1024
 #: Longer commands and bodies are calls of Flight.
 COMMAND_BYTES: Final = 64 * 1024
 BODY_BYTES: Final = 1024 * 1024
-#: Action of Flight whose answer is the port, 0 if there is none.
+#: Action of Flight whose answer is the port in 4 bytes and a key; empty if there is none.
 PORT_ACTION: Final = "tcp_port"
+#: A key is of one start of a broker; each side proves that it knows it by one half.
+KEY_BYTES: Final = 32
 
 LENGTH: Final = struct.Struct("<I")
 LENGTHS: Final = struct.Struct("<II")
 END: Final = LENGTH.pack(0)
-#: Most bytes of one read.
+#: Bytes that are asked for in one read at least, and at most.
 _READ_BYTES: Final = 64 * 1024
+_READ_MOST_BYTES: Final = 1024 * 1024
+_EMPTY: Final = memoryview(b"")
 #: A socket takes no shorter time than this for one that waits.
 _LEAST_S: Final = 0.001
 _MORE: Final = getattr(socket, "MSG_MORE", 0)
@@ -47,12 +54,14 @@ _HUNG_UP: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLL
 
 
 class Stream:
-    """Reads and writes one connection; for one thread at a time, except ``is_open``, ``close``."""
+    """Reads and writes one connection; for one thread at a time, except ``is_open`` and ``end``."""
 
     def __init__(self, connected: socket.socket) -> None:
         """Take over a connected socket."""
         self._socket = connected
-        self._rest = memoryview(b"")
+        self._rest = _EMPTY
+        #: A forked process must not end the connection of its parent.
+        self._pid = os.getpid()
         self._wait_s: float | None = connected.gettimeout()
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -60,9 +69,37 @@ class Stream:
     def encrypt(self, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
         """Begin TLS: as the server, or as a client that expects a server of this name."""
         is_server = server_name is None
-        self._socket = context.wrap_socket(
-            self._socket, server_side=is_server, server_hostname=server_name
+        encrypted = context.wrap_socket(
+            self._socket,
+            server_side=is_server,
+            server_hostname=server_name,
+            do_handshake_on_connect=False,  # ``end`` has to find the socket meanwhile
         )
+        self._socket = encrypted
+        encrypted.do_handshake()
+
+    def watch(self, *, silent_s: int, again_s: int, times: int) -> None:
+        """Notice a peer whose machine is gone, where the system can.
+
+        Args:
+            silent_s: silence before the first question for a sign of life.
+            again_s: time between two of them.
+            times: questions without an answer that end the connection.
+        """
+        lost_ms = 1000 * (silent_s + again_s * times)
+        for name, value in (
+            ("TCP_KEEPIDLE", silent_s),
+            ("TCP_KEEPINTVL", again_s),
+            ("TCP_KEEPCNT", times),
+            ("TCP_USER_TIMEOUT", lost_ms),
+        ):
+            if hasattr(socket, name):
+                self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    @property
+    def is_own(self) -> bool:
+        """False in a process that was forked after the connection was made."""
+        return self._pid == os.getpid()
 
     def wait_at_most(self, seconds: float) -> None:
         """Limit the time of each read and write that follows."""
@@ -98,11 +135,13 @@ class Stream:
         return self._taken(most)
 
     def _taken(self, most: int) -> memoryview:
-        taken, self._rest = self._rest[:most], self._rest[most:]
+        # An empty view would keep the memory of the whole.
+        taken, rest = self._rest[:most], self._rest[most:]
+        self._rest = rest or _EMPTY
         return taken
 
     def _received(self, most: int) -> bytes:
-        if not (data := self._socket.recv(most)):
+        if not (data := self._socket.recv(min(most, _READ_MOST_BYTES))):
             raise EOFError("The other end has closed the connection.")
         return data
 
@@ -134,9 +173,14 @@ class Stream:
                 return False
         return True
 
-    def close(self) -> None:
-        """Close the connection; another thread that reads it gets the end."""
+    def end(self) -> None:
+        """End the connection; the thread that reads it gets the end, and closes it."""
         with suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            if self.is_own:
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection; for the thread that uses it, or if none does."""
+        self.end()
         with suppress(OSError):
             self._socket.close()

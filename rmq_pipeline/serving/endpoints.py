@@ -175,10 +175,11 @@ class Endpoints:
 
     def ports(self) -> list[int]:
         """Return the ports of all open endpoints."""
-        addresses = [self.flight.address]
+        ports = self.flight.ports()
         if self.grpc is not None:
-            addresses += filter(None, (self.grpc.address, self.grpc.tls_address))
-        return [int(address.rpartition(":")[2]) for address in addresses]
+            addresses = filter(None, (self.grpc.address, self.grpc.tls_address))
+            ports += [int(address.rpartition(":")[2]) for address in addresses]
+        return ports
 
     def refuse(self) -> None:
         """Answer all calls, including waiting ones, with the error that the broker is stopping."""

@@ -31,7 +31,7 @@ def test_a_refusal_before_the_end_of_a_call_fits_into_its_status(text: str, size
         exchange=refuse,
         sign_in=lambda _: "",
         sql=sql,
-        tcp_port=lambda _: 0,
+        announce=lambda _: b"",
         certificate=None,
     )
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from rmq_pipeline.flight.tcp_stream import (
     BODY_BYTES,
     COMMAND_BYTES,
     HEADERS_BYTES,
+    KEY_BYTES,
     LENGTH,
     LENGTHS,
     MAGIC,
@@ -53,13 +55,21 @@ def connections(server: FlightServer) -> list[Stream]:
 
 @contextmanager
 def raw(server: FlightServer, headers: Any = TOKEN) -> Iterator[Stream]:
-    """A connection made byte by byte; its greeting is sent, and its answer not read yet."""
+    """A connection made byte by byte; its headers are sent, and their answer not read yet."""
     assert server._tcp is not None
-    greeting = headers if isinstance(headers, bytes) else json.dumps(headers).encode()
+    said = headers if isinstance(headers, bytes) else json.dumps(headers).encode()
+    key = server._tcp._key
     with socket.create_connection(("127.0.0.1", server._tcp.port), timeout=20) as connected:
         stream = Stream(connected)
-        stream.write(MAGIC, LENGTH.pack(len(greeting)), greeting)
+        stream.write(MAGIC, key[: KEY_BYTES // 2])
+        assert stream.read(KEY_BYTES // 2) == key[KEY_BYTES // 2 :]
+        stream.write(LENGTH.pack(len(said)), said)
         yield stream
+
+
+def _port(server: FlightServer) -> int:
+    assert server._tcp is not None
+    return server._tcp.port
 
 
 def answer(stream: Stream) -> list[bytes]:
@@ -172,7 +182,7 @@ def test_a_connection_that_the_broker_closed_is_not_used_again(
 ) -> None:
     warm(client)
     (old,) = connections(server)
-    old.close()
+    old.end()
 
     # A send is not repeatable: it would raise if it had been written to the closed connection.
     until(lambda: not connections(server))
@@ -182,10 +192,68 @@ def test_a_connection_that_the_broker_closed_is_not_used_again(
 
 def test_a_port_that_cannot_be_reached_is_left_alone(client: Client, server: FlightServer) -> None:
     assert server._tcp is not None
-    server._tcp.shutdown()
+    server._tcp.stop()
     warm(client)
 
     assert client.send("t", ONE).num_rows == 1
+    assert not connections(server)
+
+
+def test_a_broker_that_was_too_busy_is_asked_again(
+    client: Client, server: FlightServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_pipeline.flight.tcp_service.CONNECTIONS", 0)
+    warm(client)
+    assert not connections(server)
+    monkeypatch.setattr("rmq_pipeline.flight.tcp_service.CONNECTIONS", 1)
+    client.ping()
+    assert not connections(server)  # not yet
+
+    channel: Any = client._connection._channel
+    channel._ask_from_s = 0.0
+    client.ping()
+
+    assert len(connections(server)) == 1
+
+
+def test_another_broker_at_the_port_gets_neither_calls_nor_headers(echo: Echo) -> None:
+    # As behind a tunnel that forwards the port of Flight only.
+    other = Echo()
+    with (
+        FlightServer(echo) as server,
+        FlightServer(other) as wrong,
+        Client(server.address) as client,
+    ):
+        assert server._tcp is not None
+        assert wrong._tcp is not None
+        server._tcp.port = wrong._tcp.port
+        warm(client)
+
+        assert client.send("t", ONE).num_rows == 1
+        assert len(echo.calls) == 1
+        assert not other.calls
+
+
+def test_a_forked_process_has_connections_of_its_own(client: Client, server: FlightServer) -> None:
+    warm(client)
+    (mine,) = connections(server)
+    channel: Any = client._connection._channel
+
+    if (child := os.fork()) == 0:
+        # Ends without pytest's own end; gRPC's part of a client does not outlive a fork.
+        try:
+            request = wire.request("offset_at", {"topic": "t", "queue_id": 1, "at_ms": 2})
+            told = channel._tcp.call(request.command(), [], timeout_s=20, is_quick=True)
+            right = wire.read_answer(told) == 4
+            channel._tcp.close()
+            os._exit(0 if right else 1)
+        except BaseException:  # noqa: BLE001 - nothing of the test may go on in the child
+            os._exit(2)
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert client.ping()["pid"] == os.getpid()
+    assert connections(server) == [mine]
 
 
 def test_a_broker_without_the_port(echo: Echo) -> None:
@@ -231,8 +299,10 @@ def test_connections_are_encrypted_as_flight_is(echo: Echo, tmp_path: Path) -> N
             assert stream.is_open()
         until(lambda: not connections(server))
         # Nothing in clear is answered.
-        with raw(server) as plain:
-            assert ended(plain)
+        assert server._tcp is not None
+        with socket.create_connection(("127.0.0.1", server._tcp.port), timeout=20) as plain:
+            plain.sendall(MAGIC + server._tcp._key)
+            assert ended(Stream(plain))
 
 
 # ------------------------------------------------------------------------- callers without rights
@@ -245,6 +315,7 @@ def test_connections_are_encrypted_as_flight_is(echo: Echo, tmp_path: Path) -> N
         pytest.param(b"[]", id="no object"),
         pytest.param(b"{", id="no JSON"),
         pytest.param({wire.TOKEN: 1}, id="no text"),
+        pytest.param({wire.TOKEN: "\ud800"}, id="not ASCII"),
         pytest.param(b"[" * HEADERS_BYTES, id="deep"),
     ],
 )
@@ -261,22 +332,26 @@ def test_a_greeting_without_rights_is_refused(server: FlightServer, headers: Any
 
 @pytest.mark.parametrize(
     "greeting",
-    [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", MAGIC + b"\xff" * 4],
+    [
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        MAGIC + bytes(KEY_BYTES),
+    ],
 )
 def test_what_is_no_greeting_ends(server: FlightServer, greeting: bytes) -> None:
-    assert server._tcp is not None
-    with socket.create_connection(("127.0.0.1", server._tcp.port), timeout=20) as connected:
+    with socket.create_connection(("127.0.0.1", _port(server)), timeout=20) as connected:
         connected.sendall(greeting)
         assert ended(Stream(connected))
     until(lambda: not connections(server))
 
 
 def test_a_greeting_that_does_not_come_ends(echo: Echo) -> None:
-    with FlightServer(echo, allowed=FlightLimits(silent_s=0.2)) as server:
-        assert server._tcp is not None
-        with socket.create_connection(("127.0.0.1", server._tcp.port), timeout=20) as connected:
-            connected.sendall(MAGIC)
-            assert ended(Stream(connected))
+    with (
+        FlightServer(echo, allowed=FlightLimits(silent_s=0.2)) as server,
+        socket.create_connection(("127.0.0.1", _port(server)), timeout=20) as connected,
+    ):
+        connected.sendall(MAGIC)
+        assert ended(Stream(connected))
 
 
 @pytest.mark.parametrize(
@@ -302,6 +377,20 @@ def test_sizes_beyond_the_limits_are_refused_unread(
         with pytest.raises(errors.RequestError, match="through gRPC"):
             wire.read_answer([pa.py_buffer(refusal)])
         assert ended(stream)
+
+
+def test_a_command_that_trickles_in_is_refused_in_time(echo: Echo) -> None:
+    with (
+        FlightServer(echo, allowed=FlightLimits(silent_s=0.3)) as server,
+        raw(server, {}) as stream,
+    ):
+        assert answer(stream) == []
+        stream.write(LENGTHS.pack(16, 0), b'{"')
+
+        with pytest.raises(errors.RequestError, match="gone before the call was complete"):
+            wire.read_answer([pa.py_buffer(each) for each in answer(stream)])
+        assert ended(stream)
+    assert not echo.calls
 
 
 def test_a_call_that_is_refused_before_its_body_leaves_the_connection_usable(
@@ -359,8 +448,8 @@ def test_connections_have_a_limit(
     monkeypatch.setattr("rmq_pipeline.flight.tcp_service.CONNECTIONS", 1)
     with raw(server) as first:
         assert answer(first) == []
-        with raw(server) as second:
-            assert ended(second)
+        with socket.create_connection(("127.0.0.1", _port(server)), timeout=20) as second:
+            assert ended(Stream(second))
         warm(client)  # goes on through Flight
 
         say(first, "ping", {})
