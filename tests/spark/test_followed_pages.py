@@ -56,6 +56,7 @@ def reader(tmp_path: Path, spark: SparkSession) -> Iterator[Reader]:
 
 def test_the_page_of_sinks(reader: Reader, object_store: ObjectStore) -> None:
     reader.environment |= object_store.environment
+    reader.environment["RMQ_SINKS"] = f"{reader.folder}/sinks"
     for sink in (f"{reader.folder}/sinks/aircraft_rotations", "s3://lake/sinks/aircraft_rotations"):
         group = f"to_{sink[:2].strip('/')}"
         reader.client.create_group(group, order="message_group")
