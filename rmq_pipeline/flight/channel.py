@@ -18,7 +18,7 @@ from weakref import WeakSet
 import pyarrow as pa
 from pyarrow import flight
 
-from rmq_pipeline import limits
+from rmq_pipeline import errors, limits
 from rmq_pipeline.flight import framing, wire
 from rmq_pipeline.flight.tcp_client import NoTcpError, TcpClient
 from rmq_pipeline.flight.tcp_stream import KEY_BYTES, LENGTH, PORT_ACTION
@@ -46,12 +46,16 @@ _OPTIONS: Final = (
 )
 #: With several addresses: a machine that is gone closes no connection, so ask for signs of life.
 _WATCHED: Final = (
-    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 2_000),
     # Otherwise a ping waits a minute for its answer.
     ("grpc.http2.ping_timeout_ms", 2_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
+
+
+#: Answers of a broker that does not lead its log, or does so no more.
+NOT_LEADING: Final = (errors.StandbyError, errors.LogFencedError)
 
 
 class LostConnectionError(Exception):
@@ -139,15 +143,18 @@ class Channel:
             _no_answer()
         return wire.read_answer(answer)
 
-    def probe(self) -> None:
+    def probe(self, *, timeout_s: float = ANSWER_S) -> None:
         """Ask the broker for a sign of life.
+
+        Args:
+            timeout_s: a watched channel notices a broker that stands still long before.
 
         Raises:
             LostConnectionError: it does not answer.
             StandbyError: it is a standby.
         """
         request = wire.request("ping", {})
-        options = flight.FlightCallOptions(timeout=PROBE_S, headers=self._headers)
+        options = flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
         body = framing.action(request.command(), ())
         try:
             answer = self._act(framing.CALL, body, options=options)
@@ -155,6 +162,19 @@ class Channel:
             wire.check_status(str(error))
             raise LostConnectionError(str(error)) from error
         wire.read_answer(answer)
+
+    def _ask(self) -> None:
+        """Ask for a sign of life on behalf of a call under way, which may have been carried out.
+
+        Raises:
+            LostConnectionError: the broker does not answer, or leads no more.
+        """
+        try:
+            self.probe()
+        except (*NOT_LEADING, errors.BrokerUnavailableError) as error:
+            raise LostConnectionError(f"The broker does not lead any more: {error}") from error
+        except errors.RocketMQError as error:
+            log.debug("the broker lives: %s", error)
 
     def close(self) -> None:
         """Cancel calls that may take long; quick ones finish."""
@@ -259,7 +279,7 @@ class Channel:
             headers=self._named,
             encryption=encryption,
             server_name=self._place.server_name,
-            is_watched=self._is_watched,
+            ask=self._ask if self._is_watched else None,
         )
 
     def _encryption(self) -> ssl.SSLContext | None:

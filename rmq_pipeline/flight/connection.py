@@ -15,7 +15,13 @@ from rmq_pipeline.access import credentials
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.endpoint import Endpoint, default_home, stamp
 from rmq_pipeline.flight import framing, wire
-from rmq_pipeline.flight.channel import Channel, LostConnectionError, Place
+from rmq_pipeline.flight.channel import (
+    NOT_LEADING,
+    PROBE_S,
+    Channel,
+    LostConnectionError,
+    Place,
+)
 from rmq_pipeline.verb import Verb
 
 log = logging.getLogger(__name__)
@@ -170,8 +176,6 @@ def place_of(endpoint: Endpoint, *, token: str | None = None) -> Place:
 
 _BACKOFF_S = 0.05
 _BACKOFF_MAX_S = 1.0
-#: Answers of a broker that does not lead its log, or does so no more.
-_NOT_LEADING = (errors.StandbyError, errors.LogFencedError)
 
 
 class Connection:
@@ -210,7 +214,7 @@ class Connection:
         while True:
             try:
                 return self._once(request, parts)
-            except _NOT_LEADING as error:  # nothing was changed, so any call may be repeated
+            except NOT_LEADING as error:  # nothing was changed, so any call may be repeated
                 if len(self._addresses) < 2 or self._closed.is_set() or pause_s > deadline.left_s:
                     raise
                 log.info("the broker does not lead: %s", error.message)
@@ -251,7 +255,7 @@ class Connection:
         except LostConnectionError:
             self._drop(channel)
             raise
-        except (*_NOT_LEADING, errors.StorageError):
+        except (*NOT_LEADING, errors.StorageError):
             if len(self._addresses) > 1:
                 self._drop(channel)  # the next call looks for the broker that leads
             raise
@@ -304,7 +308,7 @@ class Connection:
             place = self.target.locate(address)
             channel = Channel(place, headers=self._headers, is_watched=True)
             try:
-                channel.probe()
+                channel.probe(timeout_s=PROBE_S)
             except (LostConnectionError, errors.BrokerUnavailableError) as error:
                 why.append(f"{address}: {' '.join(str(error).split())}")
                 continue

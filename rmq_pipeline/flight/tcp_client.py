@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -37,6 +37,8 @@ _FRESH_S: Final = 30.0
 
 #: A broker that answers nothing is asked for signs of life after so many seconds, so often.
 _SIGNS: Final = {"silent_s": 5, "again_s": 1, "times": 2}
+#: Bytes of a body if the broker is asked for signs of life.
+_WATCHED_BYTES: Final = 64 * 1024
 #: Longest refusal of a greeting.
 _REFUSAL_BYTES: Final = 64 * 1024
 #: Time to read the refusal of a call that could not be written to its end.
@@ -59,7 +61,7 @@ class TcpClient:
         headers: Mapping[str, str],
         encryption: ssl.SSLContext | None = None,
         server_name: str | None = None,
-        is_watched: bool = False,
+        ask: Callable[[], None] | None = None,
     ) -> None:
         """Connect to nothing yet.
 
@@ -70,7 +72,8 @@ class TcpClient:
             headers: name the caller.
             encryption: None: no TLS.
             server_name: that the certificate must have; None: the host.
-            is_watched: notice within seconds a machine that is gone.
+            ask: asks the broker for a sign of life in another way, and raises if it gives none;
+                None: a call waits as long as it may.
         """
         self._address = host.strip("[]"), port
         said = json.dumps(dict(headers)).encode()
@@ -80,7 +83,7 @@ class TcpClient:
         self._proof = key[KEY_BYTES // 2 :]
         self._encryption = encryption
         self._server_name = server_name or self._address[0]
-        self._is_watched = is_watched
+        self._ask = ask
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[tuple[Stream, float]] = []
@@ -92,7 +95,9 @@ class TcpClient:
 
     def takes(self, command: bytes, body_bytes: int) -> bool:
         """Return True if a call is short enough."""
-        return self._fits and len(command) <= COMMAND_BYTES and body_bytes <= BODY_BYTES
+        # A larger body may not fit into the buffers between here and a broker that stands still.
+        most = BODY_BYTES if self._ask is None else _WATCHED_BYTES
+        return self._fits and len(command) <= COMMAND_BYTES and body_bytes <= most
 
     def call(
         self, command: bytes, parts: Sequence[Part], *, timeout_s: float, is_quick: bool
@@ -184,8 +189,9 @@ class TcpClient:
         Raises:
             OSError, EOFError, ValueError: it is another program, or refuses the caller.
         """
-        if self._is_watched:
+        if self._ask is not None:
             stream.watch(**_SIGNS)
+            stream.ask = self._ask
         if self._encryption is not None:
             stream.encrypt(self._encryption, server_name=self._server_name)
         until = Deadline(_CONNECT_S)

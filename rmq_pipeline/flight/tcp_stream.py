@@ -21,6 +21,7 @@ import select
 import socket
 import ssl
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -46,8 +47,11 @@ END: Final = LENGTH.pack(0)
 _READ_BYTES: Final = 64 * 1024
 _READ_MOST_BYTES: Final = 1024 * 1024
 _EMPTY: Final = memoryview(b"")
+#: Silence after which a peer is asked for a sign of life, if somebody can.
+_SILENT_S: Final = 2.0
 #: A socket takes no shorter time than this for one that waits.
 _LEAST_S: Final = 0.001
+_FOREVER_S: Final = 86_400.0
 _MORE: Final = getattr(socket, "MSG_MORE", 0)
 #: A peer that has ended the connection; not known everywhere.
 _HUNG_UP: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
@@ -63,6 +67,9 @@ class Stream:
         #: A forked process must not end the connection of its parent.
         self._pid = os.getpid()
         self._wait_s: float | None = connected.gettimeout()
+        #: Asks the peer for a sign of life, and raises if it gives none. A process that stands still
+        #: closes nothing, and its kernel answers for it.
+        self.ask: Callable[[], None] | None = None
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
@@ -141,9 +148,21 @@ class Stream:
         return taken
 
     def _received(self, most: int) -> bytes:
+        if self.ask is not None:
+            until = Deadline(self._wait_s or _FOREVER_S)
+            while not self._has_data() and not until.is_over:
+                self.ask()
         if not (data := self._socket.recv(min(most, _READ_MOST_BYTES))):
             raise EOFError("The other end has closed the connection.")
         return data
+
+    def _has_data(self) -> bool:
+        """Wait a moment for data; return True if there are some, or the end."""
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | _HUNG_UP)
+        return bool(poll.poll(_SILENT_S * 1000))
 
     def write(self, *data: bytes | memoryview | pa.Buffer, more: bool = False) -> None:
         """Write all bytes; raises OSError.

@@ -60,7 +60,7 @@ def shop(tmp_path: Path) -> Path:
     folder = tmp_path / "shop"
     code = folder / "shop" / "definitions.py"
     code.write_text(code.read_text().replace("[customer_totals, invoices]", "[invoices]"))
-    (addition,) = re.findall(r"^```yaml\n(storage:\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (addition,) = re.findall(r"^```yaml[^\n]*\n(storage:\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     with (folder / "dagster_home" / "dagster.yaml").open("a") as file:
         file.write(addition)
     return folder
