@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import obstore
 import pytest
@@ -192,6 +193,25 @@ def test_an_old_leader_that_reads_the_log_of_the_new_one_does_not_go_on_after_it
     assert [frame for _, frame in new.frames(0)] == [FRAME, b"b" * 64]
 
 
+def test_a_claim_that_came_after_the_look_at_the_lease_is_respected(open_store: Open) -> None:
+    """Of two standbys that see the same lease end, the slower one must not fence the faster."""
+    open_store().close()
+    faster, slower = open_store(claim=False), open_store(claim=False)
+    look = slower._look_at_lease
+
+    def look_slowly() -> tuple[dict[str, Any], bool]:
+        found = look()
+        faster.claim(seconds=None)
+        return found
+
+    slower._look_at_lease = look_slowly  # type: ignore[method-assign]
+    with pytest.raises(LogHeldError):
+        slower.claim(seconds=None)
+
+    faster.append(0, FRAME)
+    assert faster.renew()
+
+
 def test_a_lease_of_an_older_epoch_counts_for_nothing(
     open_store: Open, logs: BucketLogs, address: str, object_store: ObjectStore
 ) -> None:
@@ -255,7 +275,7 @@ def test_a_claim_at_the_number_of_a_deleted_frame_leads_nothing(open_store: Open
     sleeper._chain.find_tip = lambda: tip  # type: ignore[method-assign]
     sleeper._chain.tip = tip
 
-    assert not sleeper._chain.claim(b"{}", force=True)
+    assert not sleeper._chain.claim(b"{}", after=1, force=True)
     sleeper._chain.find_tip = find_tip  # type: ignore[method-assign]
 
     leader.append(640, FRAME)

@@ -235,10 +235,11 @@ class Chain:
             log=self.log,
         )
 
-    def claim(self, payload: bytes, *, force: bool) -> bool:
+    def claim(self, payload: bytes, *, after: int, force: bool) -> bool:
         """Put a claim after the newest entry, and lead under its epoch.
 
         Args:
+            after: epoch whose lease is over; 0: there was none.
             force: also after a claim of another broker that came first.
 
         Returns:
@@ -247,7 +248,9 @@ class Chain:
         crc = crc32(payload)
         with self._putting:
             self.epoch = 0
-            self.find_tip()
+            tip = self.find_tip()
+            if not force and tip is not None and tip.epoch != after:
+                return False
             for _ in range(_CLAIM_TRIES):
                 mine = self._following(self.tip, Kind.CLAIM, length=len(payload), crc=crc)
                 if not self._bucket.put_if_absent(name_of(mine.number), mine.packed() + payload):

@@ -174,10 +174,11 @@ class ObjectStoreLog(LeadableStore):
         with self._answering():
             tip = self._chain.find_tip()
             self._check_home_format(0 if tip is None else tip.home_format)
+            looked_at = 0 if tip is None else tip.epoch
             said, runs = self._look_at_lease()
             if runs and said["writer"] != self._writer and not force:
                 return Held(said["holder"], lease_ms=said["lease_ms"], mark=self._seen)
-            if not self._chain.claim(self._claim(), force=force):
+            if not self._chain.claim(self._claim(), after=looked_at, force=force):
                 return Held(said["holder"], lease_ms=said["lease_ms"], mark=object())
             self.epoch, self._leads = self._chain.epoch, True
             # Without this lease another broker would wait for its time, and lead then.
