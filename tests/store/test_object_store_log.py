@@ -123,6 +123,23 @@ def test_a_late_put_of_an_older_epoch_of_the_same_broker_stores_nothing(
         assert kinds(logs, address) == [(Kind.CLAIM, 1), (Kind.CLAIM, 2), (Kind.FRAME, 2)]
 
 
+def test_a_frame_that_was_given_up_before_its_put_began_is_not_stored(open_store: Open) -> None:
+    """The local write fails at once, and the log is opened again before the thread has run."""
+    store, runs = open_store(), threading.Event()
+    store._appends.submit(runs.wait)
+    store.begin(0, b"given up" * 8)
+    given_up = store._under_way
+    store.abandon()
+    store.reclaim()
+    runs.set()
+    assert given_up is not None
+    with pytest.raises(LogStoreError, match=r"epoch 1 .* is over"):
+        given_up.result(60)
+    store.append(0, FRAME)
+
+    assert [frame for _, frame in store.frames(0)] == [FRAME]
+
+
 def test_every_lost_answer_is_found_again(open_store: Open, logs: BucketLogs, address: str) -> None:
     with BrokenWire(logs.server) as wire:
         store = open_store(address.replace(logs.server, wire.address))

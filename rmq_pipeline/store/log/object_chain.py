@@ -138,15 +138,22 @@ class Chain:
         with self._putting:
             self._put(kind, payload, crc=crc32(payload))
 
-    def put_frame(self, position: int, frame: bytes) -> None:
+    def put_frame(self, position: int, frame: bytes, *, epoch: int) -> None:
         """Put a frame at a log position, unless it is there.
+
+        Args:
+            epoch: of the leadership in which the frame was begun. A frame that was given up before
+                its thread has run must not follow the claim that ended it.
 
         Raises:
             Taken: another broker leads, or the position has another frame.
-            LogStoreError: the store does not answer, or lacks frames before this one.
+            LogStoreError: the store does not answer, or lacks frames before this one, or the epoch
+                is over.
         """
         crc = crc32(frame)
         with self._putting:
+            if self.epoch and self.epoch != epoch:
+                raise LogStoreError(f"The epoch {epoch} in {self._bucket.address} is over.")
             while not self._has(position, length=len(frame), crc=crc):
                 self._put(Kind.FRAME, frame, crc=crc, position=position)
 

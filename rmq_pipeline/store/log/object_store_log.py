@@ -235,7 +235,9 @@ class ObjectStoreLog(LeadableStore):
     def begin(self, position: int, frame: bytes) -> None:
         """See LogStore."""
         try:
-            self._under_way = self._appends.submit(self._put_frame, position, frame)
+            self._under_way = self._appends.submit(
+                self._put_frame, position, frame, self._chain.epoch
+            )
         except RuntimeError as error:
             raise LogStoreError(f"The commit log in {self.address} is closed.") from error
 
@@ -247,15 +249,15 @@ class ObjectStoreLog(LeadableStore):
 
     @override
     def append(self, position: int, frame: bytes) -> None:
-        self._put_frame(position, frame)
+        self._put_frame(position, frame, self._chain.epoch)
 
     def settle(self, position: int, frame: bytes) -> None:
         """See LogStore: a put of the same frame under the same name cannot double it."""
-        self._put_frame(position, frame)
+        self._put_frame(position, frame, self._chain.epoch)
 
-    def _put_frame(self, position: int, frame: bytes) -> None:
+    def _put_frame(self, position: int, frame: bytes, epoch: int) -> None:
         with self._answering():
-            self._chain.put_frame(position, frame)
+            self._chain.put_frame(position, frame, epoch=epoch)
 
     def abandon(self) -> None:
         """See LogStore. A put that is under way ends by itself; the next one waits for it."""
