@@ -17,6 +17,7 @@ from rmq_pipeline.errors import (
     LogStoreError,
     RequestError,
 )
+from rmq_pipeline.storage.bucket import Bucket
 from rmq_pipeline.store.log.object_chain import Kind
 from rmq_pipeline.store.log.object_store_log import ObjectStoreLog
 from tests.broken_wire import BrokenWire
@@ -174,8 +175,6 @@ def test_a_file_and_a_frame_in_doubt_are_both_stored_once(
 
 def test_puts_of_one_name_at_once_have_one_winner(object_store: ObjectStore) -> None:
     """The server of these tests keeps what the log needs."""
-    from rmq_pipeline.storage.bucket import Bucket
-
     bucket = Bucket(object_store.uri("at-once"), timeout_s=5.0)
     with ThreadPoolExecutor(4) as pool:
         for number in range(10):
@@ -278,6 +277,39 @@ def test_claims_and_layouts_outlive_the_frames(
     assert [each.position for each, _ in open_store(force=True).frames(0)] == [256]
     claims = [number for number, (kind, _) in enumerate(kinds(logs, address))]
     assert len(claims) == 4  # three claims and the last frame
+
+
+def test_the_newest_of_many_marks_is_found_by_few_requests(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mark is put for every 8 MiB that are deleted, and marks stay."""
+    leader, asked = open_store(), []
+    for number in range(40):
+        leader.append(64 * number, FRAME)
+        leader.trim(64 * number)
+    standby = open_store(claim=False)
+    ask = Bucket.exists
+
+    def count(bucket: Bucket, name: str) -> bool:
+        asked.append(name)
+        return ask(bucket, name)
+
+    monkeypatch.setattr(Bucket, "exists", count)
+    standby._chain._mark = standby._chain._first = 0  # as in a process that has just started
+
+    assert standby._chain.first() == leader._chain.first() == 40
+    assert len([name for name in asked if name.startswith("first/")]) < 15
+
+
+def test_a_mark_that_is_none_is_told(
+    open_store: Open, logs: BucketLogs, address: str, object_store: ObjectStore
+) -> None:
+    open_store().close()
+    key = logs.key(address, f"first/{1:010}")
+    obstore.put(object_store.bucket(), key, b"not a number")
+
+    with pytest.raises(LogStoreError, match=r"first/0000000001 .* is none of a commit log"):
+        open_store(claim=False)
 
 
 def test_a_claim_at_the_number_of_a_deleted_frame_leads_nothing(open_store: Open) -> None:

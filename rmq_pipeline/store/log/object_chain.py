@@ -12,7 +12,7 @@ the name of a deleted object is free again.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import IntEnum
 from struct import Struct
@@ -327,10 +327,23 @@ class Chain:
     def first(self) -> int:
         """Return the number of the first entry that no mark has given up. Safe for all threads."""
         mark = self._mark
-        while (content := self._bucket.read(_mark_name(mark + 1))) is not None:
-            mark += 1
-            self._note_mark(mark, int(content))
+        if self._bucket.exists(_mark_name(mark + 1)):
+            mark = self._last_from(mark + 1, _mark_name)
+            self._note_mark(mark, self._marked(mark))
         return self._first
+
+    def _marked(self, mark: int) -> int:
+        """Return the first entry that a mark leaves; 0 for the time before the first mark."""
+        if not mark:
+            return 0
+        content = self._bucket.read(_mark_name(mark))
+        try:
+            return int(content or b"")
+        except ValueError as error:
+            raise LogStoreError(
+                f"The object {_mark_name(mark)} in {self._bucket.address} is none of a commit log.",
+                remedy="Restore it from an older version or a replica.",
+            ) from error
 
     def _note_mark(self, mark: int, first: int) -> None:
         with self._marking:
@@ -354,15 +367,15 @@ class Chain:
                     if self.first() == first:
                         raise self._damaged(first, "is missing")
                     continue
-                low = self._last_from(low)
+                low = self._last_from(low, name_of)
                 # Frames that were deleted meanwhile would look like the end.
                 if self.first() == first or low >= self._first:
                     if self.tip is None or self.tip.number != low:
                         self._see(self.at(low))
                     return self.tip
 
-    def _last_from(self, low: int) -> int:
-        """Return the last number of an entry, from one on that exists."""
+    def _last_from(self, low: int, name_of: Callable[[int], str]) -> int:
+        """Return the last number that has an object, from one on that has; there are no gaps."""
         step = 1
         while self._bucket.exists(name_of(low + step)):
             low, step = low + step, step * 2
