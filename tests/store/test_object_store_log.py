@@ -17,7 +17,7 @@ from rmq_pipeline.errors import (
     LogStoreError,
     RequestError,
 )
-from rmq_pipeline.storage.bucket import Bucket
+from rmq_pipeline.storage.bucket import Bucket, BucketError
 from rmq_pipeline.store.log.object_chain import Kind
 from rmq_pipeline.store.log.object_store_log import ObjectStoreLog
 from tests.broken_wire import BrokenWire
@@ -277,6 +277,33 @@ def test_claims_and_layouts_outlive_the_frames(
     assert [each.position for each, _ in open_store(force=True).frames(0)] == [256]
     claims = [number for number, (kind, _) in enumerate(kinds(logs, address))]
     assert len(claims) == 4  # three claims and the last frame
+
+
+@pytest.mark.parametrize("is_new_leader", [False, True])
+def test_a_deletion_that_ended_halfway_is_finished_by_the_next_one(
+    open_store: Open,
+    logs: BucketLogs,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_new_leader: bool,
+) -> None:
+    """Messages that have expired must not stay in the bucket."""
+    leader = open_store()
+    for number in range(6):
+        leader.append(64 * number, FRAME)
+
+    def fail(*_: object) -> None:
+        raise BucketError("The bucket does not answer.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "delete", fail)
+        with pytest.raises(LogStoreError):
+            leader.trim(64 * 5)
+    assert len(logs.frames(address)) == 6
+
+    (open_store(force=True) if is_new_leader else leader).trim(64 * 5)
+    assert [position for position, _, _ in logs.frames(address)] == [320]
 
 
 def test_the_newest_of_many_marks_is_found_by_few_requests(

@@ -116,6 +116,9 @@ class Chain:
         #: Newest mark, and the first entry that it leaves.
         self._mark = self._first = 0
         self._marking = threading.Lock()
+        #: All frames before this entry are deleted, as far as this process knows.
+        self._swept = 0
+        self._trimming = threading.Lock()
         #: Where the last read has ended: a log position, and the number of the next entry.
         self._cursor = (0, 0)
         self._pool = ThreadPoolExecutor(_AHEAD, thread_name_prefix="rmq-log-reads")
@@ -299,19 +302,26 @@ class Chain:
 
         Claims, layouts and files stay. Safe for all threads of the leader.
         """
-        tip = self.tip
-        if tip is None or tip.frame == _NONE:
-            return
-        first = self.first()
-        stop = min(self._search(before, by_end=True), tip.frame)
-        if stop <= first:
-            return
-        self._put_mark(stop)
+        with self._trimming:
+            first, tip = self.first(), self.tip
+            if self._swept < first:  # a deletion may have ended halfway, also an earlier leader's
+                self._delete_frames(self._marked(self._mark - 1), first)
+                self._swept = first
+            if tip is None or tip.frame == _NONE:
+                return
+            stop = min(self._search(before, by_end=True), tip.frame)
+            if stop > first:
+                self._put_mark(stop)
+                self._delete_frames(first, stop)
+                self._swept = stop
+
+    def _delete_frames(self, start: int, stop: int) -> None:
+        """Delete the frames among entries that a mark has given up; some may be gone."""
         doomed: list[str] = []
-        for entry in self._headers(first, stop):
-            if entry.kind == Kind.FRAME:
-                doomed.append(name_of(entry.number))
-            if len(doomed) == _DELETE_NAMES:
+        for some in range(start, stop, _AHEAD):
+            found = self._pool.map(self.entry, range(some, min(some + _AHEAD, stop)))
+            doomed += [name_of(each.number) for each in found if each and each.kind == Kind.FRAME]
+            if len(doomed) > _DELETE_NAMES - _AHEAD:
                 self._bucket.delete(doomed)
                 doomed.clear()
         self._bucket.delete(doomed)
