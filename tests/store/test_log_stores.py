@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rmq_pipeline.errors import LogFencedError, LogHeldError, LogStoreError
+from rmq_pipeline.store.log.catching_up import DivergedLogError, missing
 from rmq_pipeline.store.log.frame import crc32
 from rmq_pipeline.store.log.log_store import Layout, LogStore, Stored
 from tests.broken_wire import BrokenWire
@@ -181,6 +182,40 @@ def test_trim_deletes_whole_frames(open_store: Open) -> None:
     store.trim(130)
 
     assert [found.position for found in store.headers(0)] == [128]
+
+
+def test_a_reader_that_was_away_while_frames_were_deleted_is_told(open_store: Open) -> None:
+    leader, standby = open_store(), open_store(claim=False)
+    leader.put_layout(Layout(0, 1, b"a" * 32))
+    leader.append(0, b"a" * 64)
+    assert len(list(missing(standby, 0))) == 1
+    for number in range(1, 10):
+        leader.append(64 * number, b"a" * 64)
+    leader.trim(64 * 8)
+    leader.renew()
+
+    standby.lease()
+    with pytest.raises(DivergedLogError, match="away for too long"):
+        list(missing(standby, 64))
+    standby.look()
+    with pytest.raises(DivergedLogError, match="away for too long"):
+        list(missing(standby, 64))
+    assert [found.position for found in standby.headers(0)] == [512, 576]
+    assert [found.position for found, _ in standby.frames(64)] == [512, 576]
+
+
+def test_a_reader_goes_on_while_frames_are_deleted(open_store: Open) -> None:
+    leader, reader = open_store(), open_store(claim=False)
+    for number in range(30):
+        leader.append(64 * number, b"a" * 64)
+
+    headers, frames = reader.headers(0), reader.frames(0)
+    found = [next(headers).position, next(frames)[0].position]
+    leader.trim(64 * 25)
+
+    assert found == [0, 0]
+    assert {each.position for each in headers} >= {64 * number for number in range(25, 30)}
+    assert {each.position for each, _ in frames} >= {64 * number for number in range(25, 30)}
 
 
 def test_a_damaged_frame_is_not_delivered(

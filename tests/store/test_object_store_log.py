@@ -360,20 +360,17 @@ def test_a_claim_at_the_number_of_a_deleted_frame_leads_nothing(open_store: Open
     assert last.position == 640
 
 
-def test_a_standby_whose_frames_were_deleted_is_told(open_store: Open) -> None:
-    leader, standby = open_store(), open_store(claim=False)
-    leader.append(0, FRAME)
-    assert len(list(standby.frames(0))) == 1
-    for number in range(1, 10):
+def test_a_lost_frame_is_told(
+    open_store: Open, logs: BucketLogs, address: str, object_store: ObjectStore
+) -> None:
+    leader = open_store()
+    for number in range(3):
         leader.append(64 * number, FRAME)
-    leader.trim(64 * 8)
-    leader.renew()
+    obstore.delete(object_store.bucket(), logs.key(address, f"entries/{2:020}"))
 
-    with pytest.raises(LogStoreError, match="was deleted"):
-        standby.lease()
-    standby.look()
-    with pytest.raises(LogStoreError, match="was deleted"):
-        list(standby.frames(64))
+    for read in (leader.frames, leader.headers):
+        with pytest.raises(LogStoreError, match=r"entries/0+2 .* is lost"):
+            list(read(0))
 
 
 # --------------------------------------------------------------------------------------- bad input

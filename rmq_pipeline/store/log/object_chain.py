@@ -431,8 +431,12 @@ class Chain:
                     under_way.append(reading)
                 found = under_way.pop(0).result()
                 if found is None:
-                    self._check_end(number)
-                    return
+                    if self._is_end(number):
+                        return
+                    for each in under_way:
+                        each.cancel()
+                    number, ahead, under_way = self._left_from(number), 1, []
+                    continue
                 number += 1
                 entry = found[0]
                 self._see(entry)
@@ -446,23 +450,36 @@ class Chain:
     def headers(self, position: int) -> Iterator[Entry]:
         """Yield the headers of the entries from the first frame at or after a position on."""
         tip = self.find_tip()
-        if tip is not None:
-            yield from self._headers(self._number_at(position), tip.number + 1)
-
-    def _headers(self, start: int, stop: int) -> Iterator[Entry]:
-        for some in range(start, stop, _AHEAD):
-            yield from self._pool.map(self.at, range(some, min(some + _AHEAD, stop)))
+        number = self._number_at(position)
+        while tip is not None and number <= tip.number:
+            some = range(number, min(number + _AHEAD, tip.number + 1))
+            for entry in self._pool.map(self.entry, some):
+                if entry is None:
+                    number = self._left_from(number)
+                    break
+                number += 1
+                yield entry
 
     def note(self, number: int) -> None:
         """Look for deleted entries, if another broker says that it has put one."""
         if self.tip is not None and number > self.tip.number:
             self.first()
-            self._check_end(self.tip.number + 1)
 
-    def _check_end(self, number: int) -> None:
-        """Check that an entry that was not found is not one that was deleted or lost."""
-        if self._first > number or (self.tip is not None and number <= self.tip.number):
-            raise self._damaged(number, "was deleted, or is lost")
+    def _is_end(self, number: int) -> bool:
+        """Return True unless an entry that was not found is one that was deleted or lost."""
+        return self._first <= number and (self.tip is None or number > self.tip.number)
+
+    def _left_from(self, number: int) -> int:
+        """Return the first number that is left, from one on that was not found.
+
+        Readers see that frames are missing by their positions.
+
+        Raises:
+            LogStoreError: no mark says that the entry was deleted.
+        """
+        if self.first() <= number and not self._bucket.exists(name_of(number)):
+            raise self._damaged(number, "is lost")
+        return max(number, self._first)
 
     def _number_at(self, position: int) -> int:
         """Return the number of the first entry from which on all frames at or after it are."""
@@ -479,8 +496,10 @@ class Chain:
         low, high = self.first(), 0 if tip is None else tip.number + 1
         while low < high:
             middle = (low + high) // 2
-            entry = self.at(middle)
-            if entry.end > position if by_end else entry.position >= position:
+            entry = self.entry(middle)
+            if entry is None:  # deleted meanwhile
+                low = self._left_from(middle)
+            elif entry.end > position if by_end else entry.position >= position:
                 high = middle
             else:
                 low = middle + 1
@@ -522,8 +541,7 @@ class Chain:
     def _damaged(self, number: int, what: str) -> LogStoreError:
         return LogStoreError(
             f"The object {name_of(number)} in {self._bucket.address} {what}.",
-            remedy="Restore the objects of log_store from older versions or a replica. A standby"
-            " whose frames were deleted needs an empty home.",
+            remedy="Restore the objects of log_store from older versions or a replica.",
         )
 
     def _bucket_of(self, size: int) -> Bucket:
