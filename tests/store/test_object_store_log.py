@@ -256,6 +256,34 @@ def test_a_lease_that_is_no_lease_costs_time_only(
     assert second.last() is not None
 
 
+# --------------------------------------------------------------------------------------- reading
+
+
+def test_long_frames_are_not_read_ahead(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight of 256 MiB at once would need more memory and time than a standby has."""
+    leader, reader = open_store(), open_store(claim=False)
+    frames = [bytes([number]) * 64 for number in range(7)]
+    frames += [bytes([number]) * (3 << 20) for number in range(7, 12)]
+    position = 0
+    for frame in frames:
+        leader.append(position, frame)
+        position += len(frame)
+    lengths, read = [], Bucket.read
+
+    def note(bucket: Bucket, name: str, **part: int | None) -> bytes | None:
+        lengths.append((name, part["length"]))
+        return read(bucket, name, **part)  # type: ignore[arg-type]
+
+    found = reader.frames(0)
+    some = [next(found)[1] for _ in range(7)]
+    monkeypatch.setattr(Bucket, "read", note)
+    some.append(next(found)[1])
+    long = {name for name, length in lengths if length is not None and length > 1 << 20}
+
+    assert long == {f"entries/{8:020}"}
+    assert [*some, *(frame for _, frame in found)] == frames
+
+
 # ---------------------------------------------------------------------------------------- deletion
 
 

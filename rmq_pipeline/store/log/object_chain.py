@@ -31,13 +31,12 @@ _MAGIC: Final = b"RMQENTRY"
 _HEADER: Final = Struct("<8sHHIQQQQIqqqq16s16s")
 _CRC: Final = Struct("<I")
 _HEADER_BYTES: Final = _HEADER.size + _CRC.size
-#: First part of an entry that is read; longer entries take a second, patient request.
-_PART_BYTES: Final = 4 * MIB
+#: First part of an entry that is read; longer entries take a second request.
+_PART_BYTES: Final = MIB
 #: Bytes per second that a slow connection is given, beyond the time limit of every request.
 _SLOWEST: Final = 4 * MIB
-#: Entries that are read at the same time, and their bytes.
+#: Entries whose first parts are read at the same time.
 _AHEAD: Final = 8
-_AHEAD_BYTES: Final = 32 * MIB
 #: Tries to put a claim before the next frame of a leader that writes.
 _CLAIM_TRIES: Final = 100
 _DELETE_NAMES: Final = 1000
@@ -412,22 +411,23 @@ class Chain:
 
     def payload(self, number: int) -> bytes:
         """Return the payload of an entry that must be there."""
-        found = self._whole(number)
+        found = self._begun(number)
         if found is None:
             raise self._damaged(number, "is missing")
-        return found[1]
+        return self._completed(*found)
 
     def walk(self, position: int) -> Iterator[tuple[Entry, bytes]]:
         """Yield entries with their payloads, from the first frame at or after a position on.
 
-        Several are read ahead: their names are known.
+        The first parts of several are read ahead: their names are known. The rest of a long entry
+        is read when it is its turn, so that long ones take no more memory and time than one.
         """
         number, ahead = self._number_at(position), 1
         under_way: list[Future[tuple[Entry, bytes] | None]] = []
         try:
             while True:
                 while len(under_way) < ahead:
-                    reading = self._pool.submit(self._whole, number + len(under_way))
+                    reading = self._pool.submit(self._begun, number + len(under_way))
                     under_way.append(reading)
                 found = under_way.pop(0).result()
                 if found is None:
@@ -438,11 +438,11 @@ class Chain:
                     number, ahead, under_way = self._left_from(number), 1, []
                     continue
                 number += 1
-                entry = found[0]
+                entry, payload = found[0], self._completed(*found)
                 self._see(entry)
                 self._cursor = (entry.end, number)
-                yield found
-                ahead = min(2 * ahead, _AHEAD, max(1, _AHEAD_BYTES // max(1, entry.length)))
+                yield entry, payload
+                ahead = min(2 * ahead, _AHEAD)
         finally:
             for each in under_way:
                 each.cancel()
@@ -505,26 +505,25 @@ class Chain:
                 low = middle + 1
         return low
 
-    def _whole(self, number: int) -> tuple[Entry, bytes] | None:
-        """Return an entry and its payload, which matches its CRC; None if there is none."""
-        name = name_of(number)
-        data = self._bucket.read(name, length=_PART_BYTES)
-        if data is None:
-            return None
-        entry = self._unpacked(data[:_HEADER_BYTES], number)
-        size = _HEADER_BYTES + entry.length
-        if len(data) < size and len(data) == _PART_BYTES:
-            rest = self._patient.read(name, start=len(data), length=size - len(data))
-            data += rest or b""
-        payload = data[_HEADER_BYTES:]
+    def _begun(self, number: int) -> tuple[Entry, bytes] | None:
+        """Return an entry and the first part of its payload; None if there is none."""
+        data = self._bucket.read(name_of(number), length=_PART_BYTES)
+        return None if data is None else (self._unpacked(data, number), data[_HEADER_BYTES:])
+
+    def _completed(self, entry: Entry, payload: bytes) -> bytes:
+        """Return the payload of an entry, which matches its CRC, for its first part."""
+        left, at = entry.length - len(payload), _HEADER_BYTES + len(payload)
+        if left > 0 and at == _PART_BYTES:
+            rest = self._bucket_of(left).read(name_of(entry.number), start=at, length=left)
+            payload += rest or b""
         if len(payload) != entry.length or crc32(payload) != entry.crc:
-            raise self._damaged(number, "is damaged")
-        return entry, payload
+            raise self._damaged(entry.number, "is damaged")
+        return payload
 
     def _unpacked(self, data: bytes, number: int) -> Entry:
         if len(data) < _HEADER_BYTES or data[: len(_MAGIC)] != _MAGIC:
             raise self._damaged(number, "is none of a commit log")
-        fields, (crc,) = data[: _HEADER.size], _CRC.unpack(data[_HEADER.size : _HEADER_BYTES])
+        fields, (crc,) = data[: _HEADER.size], _CRC.unpack_from(data, _HEADER.size)
         if crc32(fields) != crc:
             raise self._damaged(number, "is damaged")
         _, written_as, kind, *others = _HEADER.unpack(fields)
