@@ -334,6 +334,37 @@ def test_a_deletion_that_ended_halfway_is_finished_by_the_next_one(
     assert [position for position, _, _ in logs.frames(address)] == [320]
 
 
+def test_a_leader_whose_frame_in_doubt_was_deleted_by_another_one_is_fenced(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frame was stored and is deleted: its name is free again for a leader that wakes up."""
+    old = open_store()
+    old.append(0, FRAME)
+    put = Bucket.put_if_absent
+
+    def lose_answer(bucket: Bucket, name: str, content: bytes) -> bool:
+        put(bucket, name, content)
+        raise BucketError("The bucket does not answer.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "put_if_absent", lose_answer)
+        with pytest.raises(LogStoreError):
+            old.append(64, FRAME)
+    assert old.renew()
+    new = open_store(force=True)
+    for number in range(2, 6):
+        new.append(64 * number, FRAME)
+    new.trim(64 * 5)
+
+    assert not old.renew()
+    with pytest.raises(LogFencedError):
+        old.put_file("access.json", b"{}")
+    with pytest.raises(LogFencedError):
+        old.put_file("access.json", b"{}")
+    with pytest.raises(LogFencedError):
+        old.settle(64, FRAME)
+
+
 def test_the_newest_of_many_marks_is_found_by_few_requests(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

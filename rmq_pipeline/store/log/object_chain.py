@@ -110,6 +110,9 @@ class Chain:
         self.tip: Entry | None = None
         #: Epoch that this broker leads under; 0: it leads nothing.
         self.epoch = 0
+        #: An entry was sent, and its outcome is not known. If it was stored, another leader may have
+        #: deleted it meanwhile: its name is free again, though claims of others follow.
+        self._is_in_doubt = False
         #: Held while an entry is put, until its outcome is known or in doubt.
         self._putting = threading.RLock()
         #: Newest mark, and the first entry that it leaves.
@@ -185,10 +188,14 @@ class Chain:
             if position is not None and tip.end != position:
                 return
             mine = self._following(tip, kind, length=len(payload), crc=crc)
-            if self._bucket_of(len(payload)).put_if_absent(
+            was_in_doubt, self._is_in_doubt = self._is_in_doubt, True
+            is_stored = self._bucket_of(len(payload)).put_if_absent(
                 name_of(mine.number), mine.packed() + payload
-            ):
-                self.tip = mine
+            )
+            if was_in_doubt and self.first() > mine.number:
+                raise Taken
+            if is_stored:
+                self.tip, self._is_in_doubt = mine, False
                 return
             found = self.entry(mine.number)
             if found is None:  # S3 refuses one of two puts at once, and takes it later
@@ -197,6 +204,7 @@ class Chain:
                 raise Taken
             # An entry of this broker whose answer was lost, now or earlier.
             self.tip, self.epoch = found, max(self.epoch, found.epoch)
+            self._is_in_doubt = False
             if found == mine:
                 return
 
@@ -293,8 +301,13 @@ class Chain:
     def is_superseded(self) -> bool:
         """Return True if another broker's entry follows those of this leader."""
         tip = self.tip
-        found = None if tip is None else self.entry(tip.number + 1)
-        return not self.epoch or (found is not None and found.writer != self._writer)
+        if not self.epoch or tip is None:
+            return True
+        found = self.entry(tip.number + 1)
+        if found is None:
+            is_deleted = self._is_in_doubt and self.first() > tip.number + 1
+            return is_deleted and self.tip is tip
+        return found.writer != self._writer
 
     def trim(self, before: int) -> None:
         """Delete frames that end at or before a log position; the last frame stays.
