@@ -228,6 +228,18 @@ def test_a_claim_that_came_after_the_look_at_the_lease_is_respected(open_store: 
     assert faster.renew()
 
 
+def test_a_renewal_does_not_wait_for_log_timeout(
+    open_store: Open, logs: BucketLogs, address: str
+) -> None:
+    with BrokenWire(logs.server) as wire:
+        leader = open_store(address.replace(logs.server, wire.address), timeout_s=60.0)
+        wire.hold_requests()
+
+        with pytest.raises(LogStoreError), ThreadPoolExecutor(1) as pool:
+            pool.submit(leader.renew).result(20)
+        wire.release()
+
+
 def test_a_lease_of_an_older_epoch_counts_for_nothing(
     open_store: Open, logs: BucketLogs, address: str, object_store: ObjectStore
 ) -> None:

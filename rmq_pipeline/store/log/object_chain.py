@@ -298,12 +298,16 @@ class Chain:
             self._put(Kind.CLAIM, payload, crc=crc32(payload))
             self.epoch = self._led().epoch
 
-    def is_superseded(self) -> bool:
-        """Return True if another broker's entry follows those of this leader."""
+    def is_superseded(self, *, bucket: Bucket | None = None) -> bool:
+        """Return True if another broker's entry follows those of this leader.
+
+        Args:
+            bucket: the same bucket, with a time limit of the caller's.
+        """
         tip = self.tip
         if not self.epoch or tip is None:
             return True
-        found = self.entry(tip.number + 1)
+        found = self.entry(tip.number + 1, bucket=bucket)
         if found is None:
             is_deleted = self._is_in_doubt and self.first() > tip.number + 1
             return is_deleted and self.tip is tip
@@ -410,9 +414,9 @@ class Chain:
                 high = middle
         return low
 
-    def entry(self, number: int) -> Entry | None:
+    def entry(self, number: int, *, bucket: Bucket | None = None) -> Entry | None:
         """Return the header of an entry; None if there is none."""
-        data = self._bucket.read(name_of(number), length=_HEADER_BYTES)
+        data = (bucket or self._bucket).read(name_of(number), length=_HEADER_BYTES)
         return None if data is None else self._unpacked(data, number)
 
     def at(self, number: int) -> Entry:

@@ -36,6 +36,8 @@ _LOG: Final = "log.json"
 _LEASE: Final = "lease.json"
 #: Longest frame. An object could be longer, but the broker has the whole request in memory.
 _FRAME_BYTES_MAX: Final = 256 * MIB
+#: Shortest time limit of a request of a renewal: a new connection needs that much.
+_LEASE_REQUEST_S: Final = 0.2
 #: Names of the folder that are looked at before a new log is begun.
 _LOOKED_AT: Final = 20
 
@@ -58,7 +60,9 @@ class ObjectStoreLog(LeadableStore):
         self._place = address
         self._lease_s = lease_s
         self._bucket = Bucket(address, timeout_s=timeout_s)
-        self._lease_bucket = Bucket(address, timeout_s=min(timeout_s, lease_s / 2))
+        # A renewal has two requests, and is given up after half a lease.
+        limit_s = max(lease_s / 4, _LEASE_REQUEST_S)
+        self._lease_bucket = Bucket(address, timeout_s=min(timeout_s, limit_s))
         self._chain = Chain(
             self._bucket,
             Bucket(address, timeout_s=patient_s(timeout_s, _FRAME_BYTES_MAX)),
@@ -198,7 +202,7 @@ class ObjectStoreLog(LeadableStore):
     def renew(self) -> bool:
         """See LogStore."""
         with self._lease_lock, self._answering():
-            if self._chain.is_superseded():
+            if self._chain.is_superseded(bucket=self._lease_bucket):
                 self._leads = False
                 return False
             self._put_lease(self._lease_bucket)
@@ -225,7 +229,7 @@ class ObjectStoreLog(LeadableStore):
             if self._leads:
                 self._leads = False
                 with suppress(BucketError, LogStoreError, HomeFormatError):
-                    if not self._chain.is_superseded():
+                    if not self._chain.is_superseded(bucket=self._lease_bucket):
                         self._put_lease(self._lease_bucket, released=True)
         self._appends.shutdown(wait=True)
         self._chain.close()
