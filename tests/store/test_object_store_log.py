@@ -554,6 +554,35 @@ def test_a_prefix_with_other_objects_is_refused(
         open_store()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]",
+        b"\xff",
+        b'{"format": 1, "id": "no hex", "seed": 1}',
+        b'{"format": 1, "id": "00", "seed": 1}',
+        b'{"format": "x", "id": "00", "seed": 1}',
+        b"[" * 100_000,
+    ],
+)
+def test_an_object_with_the_name_of_a_log_is_told(
+    open_store: Open, logs: BucketLogs, address: str, object_store: ObjectStore, content: bytes
+) -> None:
+    obstore.put(object_store.bucket(), logs.key(address, "log.json"), content)
+
+    with pytest.raises(LogStoreError, match=r"log\.json in .* is none of a commit log"):
+        open_store()
+
+
+def test_the_object_of_a_folder_is_no_other_object(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Amazon's console makes one for "Create folder"; its name below the prefix is empty."""
+    monkeypatch.setattr(Bucket, "some", lambda _, most: [""][:most])
+
+    open_store().append(0, FRAME)
+
+
 def test_a_log_of_a_newer_format_is_refused(
     open_store: Open, logs: BucketLogs, address: str, object_store: ObjectStore
 ) -> None:

@@ -34,6 +34,7 @@ from rmq_pipeline.store.log.object_chain import FORMAT, Chain, Entry, Kind, Take
 
 _LOG: Final = "log.json"
 _LEASE: Final = "lease.json"
+_ID_BYTES: Final = 16
 #: Longest frame. An object could be longer, but the broker has the whole request in memory.
 _FRAME_BYTES_MAX: Final = 256 * MIB
 #: Shortest time limit of a request of a renewal: a new connection needs that much.
@@ -100,7 +101,8 @@ class ObjectStoreLog(LeadableStore):
 
     def _made(self) -> bytes:
         """Make the log in a folder without objects, and return what the maker has said of it."""
-        others = [name for name in self._bucket.some(_LOOKED_AT) if not name.startswith(".")]
+        found_names = self._bucket.some(_LOOKED_AT)  # consoles make an object for the folder itself
+        others = [name for name in found_names if name and not name.startswith(".")]
         found = self._bucket.read(_LOG)  # another broker may have made it meanwhile
         if found is None and others:
             raise LogStoreError(
@@ -110,7 +112,11 @@ class ObjectStoreLog(LeadableStore):
         if found is None:
             self._try_conditions()
             self._is_tried = True
-            log = {"format": FORMAT, "id": secrets.token_hex(16), "seed": secrets.randbits(32)}
+            log = {
+                "format": FORMAT,
+                "id": secrets.token_hex(_ID_BYTES),
+                "seed": secrets.randbits(32),
+            }
             self._bucket.put_if_absent(_LOG, durable_files.dump_json(log))
             found = self._bucket.read(_LOG)
         if found is None:
@@ -120,8 +126,10 @@ class ObjectStoreLog(LeadableStore):
     def _read(self, content: bytes) -> None:
         try:
             log = durable_files.load_json(content)
-            written_as, id_, seed = log["format"], log["id"], log["seed"]
-        except (ValueError, KeyError, TypeError) as error:
+            written_as, seed, id_ = int(log["format"]), int(log["seed"]), str(log["id"])
+            if len(bytes.fromhex(id_)) != _ID_BYTES:
+                raise ValueError(f"id {id_}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise LogStoreError(
                 f"The object {_LOG} in {self.address} is none of a commit log: {error}.",
                 remedy="Use a prefix of its own for the log, without objects.",
@@ -362,7 +370,7 @@ def _lease_of(content: bytes | None, *, lease_ms: int) -> dict[str, Any]:
         "released": False,
         "number": 0,
     }
-    with suppress(ValueError, AttributeError):
+    with suppress(ValueError, AttributeError, RecursionError):
         read = durable_files.load_json(content) if content is not None else {}
         same = {name: read[name] for name in said if type(read.get(name)) is type(said[name])}
         said.update(same)
