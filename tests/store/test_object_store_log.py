@@ -173,6 +173,27 @@ def test_a_file_and_a_frame_in_doubt_are_both_stored_once(
         assert kinds(logs, address) == [(Kind.CLAIM, 1), (Kind.FILES, 1), (Kind.FRAME, 1)]
 
 
+def test_a_file_in_doubt_is_not_taken_back_by_the_next_one(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    store.put_file("access.json", b"{1}")
+    put = Bucket.put_if_absent
+
+    def lose_answer(bucket: Bucket, name: str, content: bytes) -> bool:
+        put(bucket, name, content)
+        raise BucketError("The bucket does not answer.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "put_if_absent", lose_answer)
+        with pytest.raises(LogStoreError):
+            store.put_file("access.json", b"{2}")
+    store.put_file("state.json", b"{3}")
+
+    assert store.file("access.json") == b"{2}"
+    assert store.file("state.json") == b"{3}"
+
+
 def test_puts_of_one_name_at_once_have_one_winner(object_store: ObjectStore) -> None:
     """The server of these tests keeps what the log needs."""
     bucket = Bucket(object_store.uri("at-once"), timeout_s=5.0)

@@ -131,17 +131,20 @@ class Chain:
 
     # ------------------------------------------------------------------------------------- writes
 
-    def put(self, kind: Kind, payload: bytes) -> None:
+    def put(self, kind: Kind, payload: Callable[[], bytes]) -> None:
         """Put an entry of this leader at the end of the chain.
 
         After an error the entry is in doubt: the next call finds it, or takes its number.
+
+        Args:
+            payload: makes the payload of an entry after the tip; called again for another tip.
 
         Raises:
             Taken: another broker leads.
             LogStoreError: the store does not answer.
         """
         with self._putting:
-            self._put(kind, payload, crc=crc32(payload))
+            self._put(kind, payload)
 
     def put_frame(self, position: int, frame: bytes, *, epoch: int) -> None:
         """Put a frame at a log position, unless it is there.
@@ -160,7 +163,7 @@ class Chain:
             if self.epoch and self.epoch != epoch:
                 raise LogStoreError(f"The epoch {epoch} in {self._bucket.address} is over.")
             while not self._has(position, length=len(frame), crc=crc):
-                self._put(Kind.FRAME, frame, crc=crc, position=position)
+                self._put(Kind.FRAME, lambda: frame, crc=crc, position=position)
 
     def _has(self, position: int, *, length: int, crc: int) -> bool:
         tip = self._led()
@@ -177,17 +180,27 @@ class Chain:
             raise Taken
         return True
 
-    def _put(self, kind: Kind, payload: bytes, *, crc: int, position: int | None = None) -> None:
+    def _put(
+        self,
+        kind: Kind,
+        made: Callable[[], bytes],
+        *,
+        crc: int | None = None,
+        position: int | None = None,
+    ) -> None:
         """Put an entry; the caller holds the lock.
 
         Args:
+            crc: of the payload, if it is known.
             position: of a frame. Nothing more is put if a frame in doubt turns out to be there.
         """
         while True:
             tip = self._led()
             if position is not None and tip.end != position:
                 return
-            mine = self._following(tip, kind, length=len(payload), crc=crc)
+            payload = made()
+            known = crc32(payload) if crc is None else crc
+            mine = self._following(tip, kind, length=len(payload), crc=known)
             was_in_doubt, self._is_in_doubt = self._is_in_doubt, True
             is_stored = self._bucket_of(len(payload)).put_if_absent(
                 name_of(mine.number), mine.packed() + payload
@@ -295,7 +308,7 @@ class Chain:
             Taken: another broker leads.
         """
         with self._putting:
-            self._put(Kind.CLAIM, payload, crc=crc32(payload))
+            self._put(Kind.CLAIM, lambda: payload)
             self.epoch = self._led().epoch
 
     def is_superseded(self, *, bucket: Bucket | None = None) -> bool:

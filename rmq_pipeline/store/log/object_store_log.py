@@ -312,11 +312,15 @@ class ObjectStoreLog(LeadableStore):
 
     def put_layout(self, layout: Layout) -> None:
         """See LogStore."""
-        # One at the same start has no frame yet: it is of a leader that died before its first one.
-        found = [each for each in self.layouts() if each.start < layout.start] + [layout]
-        said = [[each.start, each.version, each.fingerprint.hex()] for each in found]
+
+        def payload() -> bytes:
+            # One at the same start has no frame yet: its leader died before its first one.
+            found = [each for each in self.layouts() if each.start < layout.start] + [layout]
+            said = [[each.start, each.version, each.fingerprint.hex()] for each in found]
+            return json.dumps(said).encode()
+
         with self._answering():
-            self._chain.put(Kind.LAYOUT, json.dumps(said).encode())
+            self._chain.put(Kind.LAYOUT, payload)
 
     def trim(self, before: int) -> None:
         """See LogStore. The last frame stays."""
@@ -332,10 +336,14 @@ class ObjectStoreLog(LeadableStore):
 
     def put_file(self, name: str, content: bytes) -> None:
         """See LogStore. Files are entries, so an old leader's put cannot come late."""
-        with self._files_lock, self._answering():
+
+        def payload() -> bytes:  # with a file of an earlier put that was in doubt
             files = {**self._files_now(), name: content}
             said = {each: base64.b64encode(data).decode() for each, data in files.items()}
-            self._chain.put(Kind.FILES, json.dumps(said).encode())
+            return json.dumps(said).encode()
+
+        with self._files_lock, self._answering():
+            self._chain.put(Kind.FILES, payload)
 
     def _files_now(self) -> dict[str, bytes]:
         tip = self._chain.tip
