@@ -110,8 +110,8 @@ class Chain:
         self.tip: Entry | None = None
         #: Epoch that this broker leads under; 0: it leads nothing.
         self.epoch = 0
-        #: An entry was sent, and its outcome is not known. If it was stored, another leader may have
-        #: deleted it meanwhile: its name is free again, though claims of others follow.
+        #: An entry was sent, and its outcome is not known. If it was stored, another leader may
+        #: have deleted it meanwhile: its name is free again, though claims of others follow.
         self._is_in_doubt = False
         #: Held while an entry is put, until its outcome is known or in doubt.
         self._putting = threading.RLock()

@@ -248,7 +248,7 @@ class ObjectStoreLog(LeadableStore):
         """See LogStore."""
         try:
             self._under_way = self._appends.submit(
-                self._put_frame, position, frame, self._chain.epoch
+                self._put_frame, position, frame, epoch=self._chain.epoch
             )
         except RuntimeError as error:
             raise LogStoreError(f"The commit log in {self.address} is closed.") from error
@@ -261,13 +261,13 @@ class ObjectStoreLog(LeadableStore):
 
     @override
     def append(self, position: int, frame: bytes) -> None:
-        self._put_frame(position, frame, self._chain.epoch)
+        self._put_frame(position, frame, epoch=self._chain.epoch)
 
     def settle(self, position: int, frame: bytes) -> None:
         """See LogStore: a put of the same frame under the same name cannot double it."""
-        self._put_frame(position, frame, self._chain.epoch)
+        self._put_frame(position, frame, epoch=self._chain.epoch)
 
-    def _put_frame(self, position: int, frame: bytes, epoch: int) -> None:
+    def _put_frame(self, position: int, frame: bytes, *, epoch: int) -> None:
         with self._answering():
             self._chain.put_frame(position, frame, epoch=epoch)
 
