@@ -1,6 +1,7 @@
 """The contract of a log store, on a real PostgreSQL server."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -176,3 +177,21 @@ def test_a_user_without_rights_is_not_told_of_another_version(
 
     with pytest.raises(LogStoreError, match="permission denied"):
         open_store(database.replace("rmq@", f"{name}@"))
+
+
+def test_a_trim_goes_in_steps_and_holds_up_no_renewal(open_store: Open, database: str) -> None:
+    """The first trim may delete the whole log of a home that got its archive late."""
+    store, frame = open_store(), bytes(6 << 20)
+    for number in range(5):
+        store.append(number * len(frame), frame)
+
+    with psycopg.connect(database) as other, ThreadPoolExecutor(1) as threads:
+        other.execute("SELECT FROM rmq_log.frames WHERE position = %s FOR UPDATE", [3 * len(frame)])
+        trimming = threads.submit(store.trim, 4 * len(frame))
+        until(lambda: next(store.headers(0)).position == 2 * len(frame))
+        assert store.renew()
+        assert not trimming.done()
+        other.rollback()
+        trimming.result()
+
+    assert [found.position for found in store.headers(0)] == [4 * len(frame)]

@@ -42,10 +42,6 @@ log = logging.getLogger(__name__)
 
 #: Full log files that are sealed between two copies of the state, at least.
 _TRIM_FILES: Final = 4
-#: Bytes of log that one statement deletes: it holds up the renewal of the lease.
-_TRIM_STEP_BYTES: Final = 8 * MIB
-#: Most statements; the first one deletes the rest.
-_TRIM_STEPS: Final = 1000
 #: In the home: a copy of the database.
 _COPYING: Final = ".copying"
 #: Bytes of log whose keyed states are written at once.
@@ -97,14 +93,14 @@ def trim(engine: Engine, fault: FaultPoint) -> int:
     # A copy is written for at least as much log, so both are written about twice.
     if since < max(_TRIM_FILES * engine.settings.log_file_bytes, _size(engine.home.database)):
         if before is not None and not leads.has_trimmed:  # the last leader died before it did
-            _trim_store(leads, before.sealed_to, since=0)
+            _trim_store(leads, before.sealed_to)
         return 0
     copy = _copied(engine, history)
     fault("state_copied")
     leads.note_copy(copy)
     fault("state_noted")
     start = before.sealed_to if before else 0
-    _trim_store(leads, copy.sealed_to, since=start)
+    _trim_store(leads, copy.sealed_to)
     fault("store_trimmed")
     kept = {copy.folder, *([before.folder] if before else [])}
     shared_state.delete_others(history.root, kept, epoch=engine.epoch)
@@ -156,10 +152,8 @@ def _check_shared(engine: Engine, history: SharedHistory, *, facts: CopyFacts) -
             )
 
 
-def _trim_store(leads: Replicated, before: int, *, since: int) -> None:
-    since = max(since, before - _TRIM_STEPS * _TRIM_STEP_BYTES)
-    for position in (*range(since + _TRIM_STEP_BYTES, before, _TRIM_STEP_BYTES), before):
-        leads.replication.store.trim(position)
+def _trim_store(leads: Replicated, before: int) -> None:
+    leads.replication.store.trim(before)
     leads.has_trimmed = True
 
 

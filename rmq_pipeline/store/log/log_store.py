@@ -152,7 +152,7 @@ class LogStore(Protocol):
     def trim(self, before: int) -> None:
         """Delete the frames that end at or before a position; safe for all threads.
 
-        Keep each call short: it may hold up ``renew``.
+        It holds up neither ``renew`` nor a successor, however much goes. The last frame may stay.
 
         Raises:
             LogFencedError: another broker has begun to lead; nothing was deleted.

@@ -46,6 +46,9 @@ _READ_BYTES: Final = 32 * MIB
 _FRAME_BYTES_MAX: Final = 256 * MIB
 #: Bytes per second that a slow connection is given, beyond the time limit of every call.
 _SLOWEST: Final = 4 * MIB
+#: Bytes and number of frames that one statement deletes: a successor waits for it.
+_TRIM_BYTES: Final = 8 * MIB
+_TRIM_FRAMES: Final = 5_000
 
 
 class _Connection(psycopg.Connection[Any]):
@@ -332,15 +335,22 @@ class PostgresStore(LeadableStore):
 
     def trim(self, before: int) -> None:
         """See LogStore."""
-        with self._lease_lock:
-            try:
-                done = self._on_lease("log_trim", before=before)
-            except psycopg.Error as error:
-                self._close_lease()
-                raise self._failed(error) from error
-            row = done.fetchone()
-            if row is None or not row.leads:
-                raise self._fenced()
+        start: int | None = 0
+        limits = {"most_bytes": _TRIM_BYTES, "most_frames": _TRIM_FRAMES}
+        try:
+            with self._connected() as connection:  # renewals do not wait for it
+                while start is not None:
+                    with _limited(connection, self._timeout_s):
+                        done = connection.execute(
+                            of_postgres()["log_trim"],
+                            {"start": start, "before": before, "writer": self._writer, **limits},
+                        )
+                        row: Any = done.fetchone()
+                    if not row.leads:
+                        raise self._fenced()
+                    start = None if row.last is None else row.last + 1
+        except psycopg.Error as error:
+            raise self._failed(error) from error
 
     def file(self, name: str) -> bytes | None:
         """See LogStore."""

@@ -154,9 +154,10 @@ ON CONFLICT (start) DO UPDATE SET
 version = excluded.version, fingerprint = excluded.fingerprint;
 
 -- name: log_trim
--- Takes before, writer; returns whether that writer leads, and deletes nothing if it does not. The
--- row lock waits for a successor that is taking over. Positions are the primary key, lengths are
--- not: the last frame before the position goes with the next call, if it does not end before it.
+-- Takes start, before, most_bytes, most_frames, writer; deletes the first frames from start on that
+-- end at or before that position, at least one, up to both limits. Returns whether that writer
+-- leads, and the position of the last frame that went, NULL if none did. The row lock waits for a
+-- successor that is taking over.
 WITH leader AS (
     SELECT one
     FROM rmq_log.store
@@ -164,16 +165,32 @@ WITH leader AS (
     FOR SHARE
 ),
 
-gone AS (
-    DELETE FROM rmq_log.frames
+oldest AS (
+    SELECT position, length
+    FROM rmq_log.frames
     WHERE
-        position < %(before)s
+        position BETWEEN %(start)s AND %(before)s - 1
         AND position + length <= %(before)s
         AND EXISTS (SELECT 1 FROM leader)
+    ORDER BY position
+    LIMIT %(most_frames)s
+),
+
+chosen AS (
+    SELECT position, sum(length) OVER (ORDER BY position) - length AS bytes_before
+    FROM oldest
+),
+
+gone AS (
+    DELETE FROM rmq_log.frames
+    USING chosen
+    WHERE frames.position = chosen.position AND chosen.bytes_before < %(most_bytes)s
+    RETURNING frames.position
 )
 
-SELECT count(*) > 0 AS leads
-FROM leader;
+SELECT
+    EXISTS (SELECT 1 FROM leader) AS leads,
+    (SELECT max(position) FROM gone) AS last;
 
 -- name: log_file
 -- Takes name; returns its content.
