@@ -10,6 +10,7 @@ import pytest
 from rmq_pipeline.errors import HomeFormatError, StorageError
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.log import recovery
+from rmq_pipeline.store.log.catching_up import DivergedLogError
 from rmq_pipeline.store.log.commit_log import CommitLog
 from rmq_pipeline.store.log.frame import FILE_HEADER_BYTES
 from rmq_pipeline.store.log.postgres_store import PostgresStore
@@ -170,3 +171,24 @@ def damage(home: Path, ends: list[int]) -> None:
             with path.open("r+b") as file:
                 file.seek(at)
                 file.write(bytes(ends[1] - ends[0]))
+
+
+def test_a_frame_that_was_never_answered_is_not_kept_where_the_store_was_trimmed(
+    open_log: Open, postgres: PostgresServer, database: str
+) -> None:
+    first = open_log("first", OLD)
+    write(first, a=[1])
+    unanswered = first.end
+    write(first, a=[2])
+    end = first.end
+    open_log("second", OLD)  # ends the first one
+    # As if the first leader had died between the local write and the append.
+    postgres.execute(f"DELETE FROM rmq_log.frames WHERE position >= {unanswered}", url=database)
+    second = open_log("third", OLD)
+    write(second, a=[3])
+    assert second.end == end
+    write(second, a=[4])
+    postgres.execute(f"DELETE FROM rmq_log.frames WHERE position < {end}", url=database)
+
+    with pytest.raises(DivergedLogError, match="away for too long"):
+        open_log("first", OLD)

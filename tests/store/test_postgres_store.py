@@ -12,6 +12,9 @@ from rmq_pipeline.errors import (
     LogStoreError,
     RequestError,
 )
+from rmq_pipeline.store.log import catching_up
+from rmq_pipeline.store.log.catching_up import DivergedLogError
+from rmq_pipeline.store.log.log_store import Layout
 from rmq_pipeline.store.log.postgres_store import PostgresStore
 from tests.postgres_server import PostgresServer
 from tests.waiting import until
@@ -195,3 +198,17 @@ def test_a_trim_goes_in_steps_and_holds_up_no_renewal(open_store: Open, database
         trimming.result()
 
     assert [found.position for found in store.headers(0)] == [4 * len(frame)]
+
+
+def test_a_home_that_reads_while_frames_go_needs_a_copy_of_the_state(open_store: Open) -> None:
+    store, frame = open_store(), bytes(20 << 20)  # fewer than two of them are read at once
+    store.put_layout(Layout(0, 1, b"f" * 8))
+    for number in range(5):
+        store.append(number * len(frame), frame)
+    reading = catching_up.missing(store, 0)
+    next(reading)
+
+    store.trim(4 * len(frame))
+
+    with pytest.raises(DivergedLogError, match="away for too long"):
+        list(reading)

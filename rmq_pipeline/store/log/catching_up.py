@@ -193,11 +193,10 @@ def _parting(local: LocalLog, store: LogStore, *, start: int) -> int | None:
     """
     at = start
     for stored in store.headers(start):
-        if stored.position >= local.end:
+        if at >= local.end:
             return None
         if stored.position != at:
-            if at == start:
-                _check_begins_before(store, at)
+            _check_begins_before(store, at)
             raise _unsound(store, f"no frame at position {at}, but one at {stored.position}")
         if local.stored_at(at) != stored:
             return at
@@ -249,8 +248,7 @@ def _dense(store: LogStore, start: int) -> Iterator[tuple[Stored, bytes]]:
     at = start
     for stored, frame in store.frames(start):
         if stored.position != at or crc32(frame) != stored.crc:
-            if at == start:
-                _check_begins_before(store, at)
+            _check_begins_before(store, at)  # or it was trimmed while it was read
             raise _unsound(store, f"no sound frame at position {at}")
         at = stored.end
         yield stored, frame
