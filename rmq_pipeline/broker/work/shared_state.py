@@ -1,12 +1,14 @@
 """A copy of the state in the archive of a log, from which a home begins without the whole log.
 
 The copy is ``state.duckdb`` as of a log position, and the history of keyed states up to where the
-log is sealed then. The files are below ``.history/state/<position>-<epoch>/`` in the root. The
-store of the log names the copy that counts, so a fenced leader cannot replace it. Frames before
-``sealed_to`` may be missing in the store.
+log is sealed then. The files are below ``.history/state/<position>-<token>-<epoch>/`` in the
+root. No copy is ever written to a folder that has one: the store of the log may name it, even if
+the leader got no answer. The store names the copy that counts, so a fenced leader cannot replace
+it. Frames before ``sealed_to`` may be missing in the store.
 """
 
 import hashlib
+import secrets
 import shutil
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -65,7 +67,7 @@ def store(root: Root, *, home: Path, database: Path, at: tuple[int, int], epoch:
         OSError: writing failed.
     """
     position, sealed_to = at
-    folder = f"{position:020d}-{epoch}"
+    folder = f"{position:020d}-{secrets.token_hex(4)}-{epoch}"
     sources = {FILE_NAME: database}
     for path in sorted((home / _STATES).glob("*/*-*.parquet")):
         if int(path.name.partition("-")[0]) < sealed_to:  # others are written from the log

@@ -12,7 +12,7 @@ from rmq_pipeline.archive import manifest
 from rmq_pipeline.archive.segment_file import Merger
 from rmq_pipeline.archive.shared_history import FOLDER
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work import shared_files
+from rmq_pipeline.broker.work import shared_files, shared_state
 from rmq_pipeline.broker.work.seal import seal
 from rmq_pipeline.broker.work.verification import verify
 from rmq_pipeline.clock import ManualClock
@@ -25,6 +25,7 @@ from rmq_pipeline.errors import (
 )
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.storage.place import at
+from rmq_pipeline.store.database import FILE_NAME
 from rmq_pipeline.store.log.catching_up import DivergedLogError
 from rmq_pipeline.store.state_history import PLACES
 from tests.broker.sealed_home import MIB, fill, messages, stored
@@ -551,6 +552,20 @@ def test_a_fenced_leader_trims_nothing(
     seal_all(seconds[0])
     assert frames_in(postgres, database)[0] > 0
     assert stored(open_broker("third", folder, standby=True)) == before
+
+
+def test_a_copy_is_not_written_over_another_one(tmp_path: Path, folder: str) -> None:
+    """The store may name a copy, although its leader got no answer."""
+    database, root = tmp_path / FILE_NAME, at(folder)
+    database.write_bytes(b"one")
+    first = shared_state.store(root, home=tmp_path, database=database, at=(64, 32), epoch=1)
+    database.write_bytes(b"another")
+
+    shared_state.store(root, home=tmp_path, database=database, at=(64, 32), epoch=1)
+
+    assert root.read(f"{FOLDER}/state/{first.folder}/{FILE_NAME}") == b"one"
+    shared_state.delete_others(root, {first.folder}, epoch=1)
+    assert [path.split("/")[2] for path in root.files(f"{FOLDER}/state")] == [first.folder]
 
 
 def test_a_home_that_was_away_for_too_long_is_refused(open_broker: Open, folder: str) -> None:
