@@ -27,7 +27,7 @@ from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.reading import registering, segments_of
 from rmq_pipeline.errors import CorruptLogError, RequestError, StorageError, StoreFullError
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.storage.root import Root, is_uri, shown
+from rmq_pipeline.storage.root import is_uri, shown
 from rmq_pipeline.store.log import log_file
 from rmq_pipeline.store.log.commit_log import FaultPoint
 from rmq_pipeline.topic import HALF_TOPIC_ID, SCHEDULE_TOPIC_ID, Topic
@@ -198,7 +198,9 @@ def replace_segments(
 ) -> dict[str, int]:
     """Register one published segment in place of others with the same offsets.
 
-    A repeated call returns the same report. If the call is refused, the file is deleted.
+    A repeated call returns the same report. If the call is refused, the file is deleted. If the
+    file cannot be read, it stays until the next seal tidies up: an earlier call without an answer
+    may have registered it.
 
     Raises:
         RequestError: the removed segments do not hold its offsets, or are not all registered.
@@ -216,14 +218,17 @@ def replace_segments(
         try:
             _check(removed, added, counted=counted)
             size = manifest.entry_of(segments.root, added)["bytes"]
-        except (RequestError, StorageError):
-            _delete(segments.root, added)
+        except RequestError:
+            _delete_refused(engine, added)
+            raise
+        except StorageError:
+            segments.tidy = False
             raise
         with registering(segments):
             try:
                 engine.submit(ReplaceSegments(tuple(removed), added, size, window))
             except RequestError:
-                _delete(segments.root, added)
+                _delete_refused(engine, added)
                 raise
             engine.confirm()
         step("replaced")
@@ -290,9 +295,14 @@ def _check(removed: Sequence[Segment], added: Segment, *, counted: Sequence[Segm
         )
 
 
-def _delete(root: Root, segment: Segment) -> None:
-    root.delete(place(root, segment))
-    root.delete(segment.index)
+def _delete_refused(engine: Engine, added: Segment) -> None:
+    """Delete a file whose registration was refused, unless an earlier call has registered it."""
+    engine.submit(CheckFence(None))  # the state has all that is stored
+    engine.segments.outdate()
+    segments = segments_of(engine)
+    if added not in segments.of_queue(added.topic_id, added.queue_id):
+        segments.root.delete(place(segments.root, added))
+        segments.root.delete(added.index)
 
 
 def _report(engine: Engine, removed: Sequence[Segment], *, added: Segment) -> dict[str, int]:

@@ -293,10 +293,11 @@ class _Turns:
         segments.tidy = True
 
     def _tidy_topics(self) -> None:
-        segments = self._engine.segments
         state = self._engine.state
-        before = shared_files.settled_topics(self._engine)
-        with segments.changing:
+        with self._engine.segments.changing:
+            # A merge meanwhile may be stored without an answer: its file counts.
+            before = shared_files.settled_topics(self._engine)
+            segments = segments_of(self._engine)
             registered = [
                 s for topic_id in segments.topics_sealed() for s in segments.of_topic(topic_id)
             ]

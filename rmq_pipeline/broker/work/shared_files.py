@@ -62,12 +62,12 @@ def settled_topics(engine: Engine) -> Collection[int]:
     """Return the ids of topics that may exist for the next leader; none if there is no other one.
 
     The state runs ahead of the log: it may lack a topic whose deletion is not stored, and never
-    will be. All that was decided before this call is stored when it returns.
+    will be. All that was decided before this call is stored when it returns, and the state has it.
     """
-    if engine.replication is None:
-        return ()
     before = set(engine.state.topics)
     engine.submit(CheckFence(None))
+    if engine.replication is None:
+        return ()
     engine.confirm()
     return before
 

@@ -1,7 +1,7 @@
 """Sealing with a log in PostgreSQL: successors on empty homes and standbys have what was sealed."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from rmq_pipeline.archive.segment_file import Merger
 from rmq_pipeline.archive.shared_history import FOLDER
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work import shared_files, shared_state
+from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.seal import seal
 from rmq_pipeline.broker.work.verification import verify
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import (
     ArchiveError,
     LogFencedError,
+    LogStoreError,
     OperatorError,
     RequestError,
     StorageError,
@@ -332,6 +334,59 @@ def test_a_merge_that_an_earlier_leader_planned_is_refused(open_broker: Open, fo
     added = Merger.from_json(plan).run()
     assert second.replace_segments(plan["inputs"], added=added.relative)["inputs"] == 3
     assert len(stored(second)["plain"][0]) == 60
+
+
+def test_a_merge_in_doubt_is_not_tidied_away(
+    open_broker: Open, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_broker("first", folder)
+    first.create_topic("plain", queues=1)
+    for _ in range(3):
+        first.send("plain", messages(20, body_bytes=1000))
+        seal_all(first)
+    settled = shared_files.settled_topics
+
+    def no_answer() -> None:
+        raise LogStoreError("The answer was lost.")
+
+    def merge_meanwhile(engine: Engine) -> Collection[int]:
+        monkeypatch.undo()
+        with monkeypatch.context() as during:
+            during.setattr(engine, "confirm", no_answer)
+            with pytest.raises(LogStoreError):
+                first.compact(limit_bytes=1 << 40)
+        return settled(engine)
+
+    monkeypatch.setattr(shared_files, "settled_topics", merge_meanwhile)
+    first.engine.segments.tidy = False
+    seal_all(first)
+
+    assert [path for path in files(folder) if path.endswith(f"{0:020d}-{60:020d}-1.kept")]
+    assert len(first.sql("SELECT * FROM segments")) == 1
+
+
+def test_a_merged_file_that_cannot_be_read_now_is_kept(
+    open_broker: Open, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier call may have registered it, without an answer."""
+    broker = open_broker("first", folder)
+    broker.create_topic("plain", queues=1)
+    for _ in range(3):
+        broker.send("plain", messages(20, body_bytes=1000))
+        seal_all(broker)
+    (plan,) = broker.plan_compaction()
+    added = Merger.from_json(plan).run()
+
+    def away(_root: object, segment: object) -> None:
+        raise StorageError(f"{segment} cannot be read.")
+
+    with monkeypatch.context() as during:
+        during.setattr(manifest, "entry_of", away)
+        with pytest.raises(StorageError, match="cannot be read"):
+            broker.replace_segments(plan["inputs"], added=added.relative)
+
+    assert broker.replace_segments(plan["inputs"], added=added.relative)["inputs"] == 3
+    assert len(stored(broker)["plain"][0]) == 60
 
 
 def test_expired_messages_are_gone_for_the_successor(
