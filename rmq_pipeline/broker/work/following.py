@@ -30,6 +30,7 @@ from rmq_pipeline.errors import (
 )
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.log.catching_up import DivergedLogError
 from rmq_pipeline.store.log.shared_log import FollowingLog, StoredFrame
 from rmq_pipeline.store.segment_reader import Segments
 
@@ -86,6 +87,8 @@ class Follower:
         self._closing = False
         #: The promotion that was asked for; None: none was.
         self._asked: _Promotion | None = None
+        #: Why this home cannot become a copy of the store; None: nothing says so.
+        self._diverged: DivergedLogError | None = None
         #: The access rules of the home have changed, and are not in force yet.
         self._has_new_rules = False
         # The archive may not answer, and this broker must be able to lead meanwhile.
@@ -165,6 +168,7 @@ class Follower:
                 if self._engine.writer.failure is None:
                     self._has_failed(followed, None)
             except RocketMQError as error:
+                self._diverged = error if isinstance(error, DivergedLogError) else self._diverged
                 self._has_failed(followed, error.message)
                 more = False
             except Exception as error:  # noqa: BLE001 without this thread it would never follow
@@ -191,7 +195,7 @@ class Follower:
             self._engine.access.reload()
             self._has_new_rules = False
         force = asked is not None and asked.force
-        broken = self._engine.writer.failure
+        broken = self._diverged or self._engine.writer.failure
         if asked is None and (runs or not self._takes_over or broken is not None):
             return
         if broken is not None:
@@ -214,6 +218,7 @@ class Follower:
             return False
         assert isinstance(commit_log, FollowingLog), "the log of a standby"
         frames = followed.missing(commit_log.end, most_bytes=_TURN_BYTES)
+        self._diverged = None
         if not frames:
             return False
         self._engine.writer.submit(Follow(commit_log, frames, self._engine.segments))

@@ -53,8 +53,6 @@ class Replicated:
     archive: str | None
     #: The copy of the state with which an empty home begins; None: the store has the whole log.
     copy: StateCopy | None
-    #: This process has deleted the frames from the store that the copy makes unnecessary.
-    has_trimmed: bool = False
 
     @property
     def log_id(self) -> str:

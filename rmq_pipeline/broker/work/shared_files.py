@@ -10,8 +10,9 @@ A leader may be fenced without noticing it, and go on later. Therefore:
     a file      counts once its event is in the store, which refuses those of a fenced leader
     deletions   follow an event in the store that a file counts no longer; or they are of files that
                 no event names, of the leader's own epoch and earlier ones
-    frames      go from the store once a copy of the state (shared_state.py) has what they did; the
-                store names that copy, and refuses the name and the deletion to a fenced leader
+    frames      go from the store once the copy of the state before the newest (shared_state.py) has
+                what they did; the store names the newest, and refuses the name and the deletion to
+                a fenced leader
     manifests   are derived: a fenced leader may replace one that is being written, and the next
                 seal of the topic, or the next leader, writes it again
 """
@@ -29,7 +30,6 @@ from rmq_pipeline.broker.decide.request import CheckFence
 from rmq_pipeline.broker.work import keyed_state, shared_state
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.reading import segments_of
-from rmq_pipeline.broker.work.replicating import Replicated
 from rmq_pipeline.broker.work.shared_state import StateCopy
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.limits import MIB
@@ -72,10 +72,12 @@ def settled_topics(engine: Engine) -> Collection[int]:
     return before
 
 
-def trim(engine: Engine, fault: FaultPoint) -> int:
-    """Trim sealed log from the store, after a copy of the state; return the bytes that went.
+def trim(engine: Engine, fault: FaultPoint) -> None:
+    """Copy the state, and trim the log in the store up to the copy before.
 
-    The caller holds the seal lock, and the home has all that was sealed.
+    A home that lags by less than a copy, or is fetching the last one, still finds its frames. What
+    a leader does not delete, because it dies, its successor deletes after the next copy. The caller
+    holds the seal lock, and the home has all that was sealed.
 
     Args:
         fault: called with the name of each step.
@@ -87,25 +89,22 @@ def trim(engine: Engine, fault: FaultPoint) -> int:
     """
     leads, history = engine.leads, engine.shared_history
     if leads is None or history is None:
-        return 0
+        return
     before, sealed_to = leads.copy, engine.segments.sealed_to
     since = sealed_to - (before.sealed_to if before else 0)
     # A copy is written for at least as much log, so both are written about twice.
     if since < max(_TRIM_FILES * engine.settings.log_file_bytes, _size(engine.home.database)):
-        if before is not None and not leads.has_trimmed:  # the last leader died before it did
-            _trim_store(leads, before.sealed_to)
-        return 0
+        return
     copy = _copied(engine, history)
     fault("state_copied")
     leads.note_copy(copy)
     fault("state_noted")
-    start = before.sealed_to if before else 0
-    _trim_store(leads, copy.sealed_to)
+    if before is not None:
+        leads.replication.store.trim(before.sealed_to)
+        log.info("trimmed the log in its store: to=%d", before.sealed_to)
     fault("store_trimmed")
     kept = {copy.folder, *([before.folder] if before else [])}
     shared_state.delete_others(history.root, kept, epoch=engine.epoch)
-    log.info("trimmed the log in its store: to=%d", copy.sealed_to)
-    return copy.sealed_to - start
 
 
 def _copied(engine: Engine, history: SharedHistory) -> StateCopy:
@@ -150,11 +149,6 @@ def _check_shared(engine: Engine, history: SharedHistory, *, facts: CopyFacts) -
                 f"{path} is not in {root}: the log in its store is not trimmed.",
                 remedy="Restore the file, or wait: if it has just expired, the next seal trims.",
             )
-
-
-def _trim_store(leads: Replicated, before: int) -> None:
-    leads.replication.store.trim(before)
-    leads.has_trimmed = True
 
 
 def _size(path: Path) -> int:
