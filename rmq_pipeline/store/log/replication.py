@@ -191,16 +191,19 @@ class Replication:
     # ------------------------------------------------------------------------------------- writes
 
     def wait_for(self, position: int) -> None:
-        """Wait until the store has the log up to a position.
+        """Wait until the store has the log up to a position, as long as it gets more of it.
 
         Raises:
             LogFencedError: another broker leads.
-            LogStoreError: the store does not have it in time.
+            LogStoreError: the store got nothing more for the time limit.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.fenced is not None or self.confirmed >= position, self._timeout_s
-            )
+            before = -1
+            while self.fenced is None and before < self.confirmed < position:
+                before = self.confirmed
+                self._changed.wait_for(
+                    lambda: self.fenced is not None or self.confirmed >= position, self._timeout_s
+                )
             if self.fenced is not None:
                 raise self.fenced
             if self.confirmed < position:
