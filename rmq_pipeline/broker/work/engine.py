@@ -179,6 +179,9 @@ class Engine:
         root = archive_of_log(self.home, address, log_id=shared.log_id, claimed=shared.archive)
 
         def claim_for_log() -> None:
+            # Epoch 0 stands for a home of its own, which deletes all that it does not know.
+            if self.replication is None:
+                raise StandbyError
             if address is not None and self.leads is not None:
                 self.leads.claim_archive(root, address)
 
