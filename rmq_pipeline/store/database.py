@@ -66,7 +66,7 @@ class Database:
         fetch: Callable[[str], None] | None,
     ) -> None:
         self._home = home
-        self._sweep = history.Sweep(home)
+        self._sweep = history.Sweep(home, at_once=fetch is None)
         self._files = history.FilesInUse(home, fetch=fetch)
         self._copier = FileCopier(home / FILE_NAME)
         #: Used only to create cursors: a connection serves one thread at a time.

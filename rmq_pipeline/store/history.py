@@ -205,10 +205,16 @@ def events_since(cursor: duckdb.DuckDBPyConnection, position: int) -> int:
 class Sweep:
     """Deletes unregistered history files once no query can still be reading them."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, at_once: bool) -> None:
+        """Prepare.
+
+        Args:
+            at_once: the first run deletes all unregistered files, as no query runs then. False: a
+                query may be fetching a file.
+        """
         self._home = home
-        #: When each file was first seen unregistered; None until the first run, before any query.
-        self._since: dict[Path, float] | None = None
+        #: When each file was first seen unregistered; None until the first run.
+        self._since: dict[Path, float] | None = None if at_once else {}
 
     def run(self, kept: KeptHistory) -> list[Path]:
         """Delete and return expired files; ``kept`` is registered, and no file is being written."""
