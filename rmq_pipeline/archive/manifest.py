@@ -246,8 +246,10 @@ def delete_replaced(
         and _is_mine(entry["name"], epoch)
     ]
     for entry in gone:
-        root.delete(f"{folder}/{entry['path']}")
-        root.delete(Segment.from_path(f"{folder}/{entry['name']}").index)
+        segment = Segment.from_path(f"{folder}/{entry['name']}")
+        # The visible name went long ago, but a leader that was stopped may have shown it again.
+        for path in (f"{folder}/{entry['path']}", segment.relative, segment.index):
+            root.delete(path)
     return {entry["name"] for entry in gone}
 
 
