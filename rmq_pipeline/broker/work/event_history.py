@@ -122,6 +122,7 @@ class _Steps:
         first, last = files[0]["from_position"], files[-1]["to_position"]
         path = home.events / name_of(f"{first:020d}-{last:020d}", epoch=self.engine.epoch)
         unfinished = home.events / ".merged.unfinished"
+        shared_files.fetch(self.engine, [file["path"] for file in files])
         sources = [home.path / file["path"] for file in files]
         if damaged := [each for each in sources if not _is_whole(each)]:
             # DuckDB does the merge, and verifies no checksums.

@@ -12,7 +12,6 @@ the store before anything goes (see shared_files.py).
 """
 
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,7 +230,10 @@ def seal(
         turns = _Turns(engine, window=window, fault=fault or _no_fault)
         try:
             engine.segments.claim()
-            turns.run(limit_bytes, squeezed=not whole or _free_bytes(engine) < file_bytes)
+            turns.run(
+                limit_bytes,
+                squeezed=not whole or shared_files.free_bytes(engine.home.path) < file_bytes,
+            )
         except BaseException as error:
             # Files and registrations may differ now: check them at the next seal.
             engine.segments.loaded = engine.segments.tidy = False
@@ -411,7 +413,7 @@ class _Turns:
     def _make_room(self, wanted_bytes: int) -> None:
         """Ensure this much free disk space, if needed from at most half of the reserve."""
         engine = self._engine
-        missing = wanted_bytes - _free_bytes(engine)
+        missing = wanted_bytes - shared_files.free_bytes(engine.home.path)
         if missing <= 0:
             return
         left = (engine.home.log / reserve.NAME).stat().st_size - missing
@@ -427,11 +429,6 @@ class _Turns:
         self.report["dropped_files"] += len(dropped)
         if dropped:
             self._fault("log_dropped")
-
-
-def _free_bytes(engine: Engine) -> int:
-    disk = os.statvfs(engine.home.path)
-    return disk.f_bavail * disk.f_frsize
 
 
 def _name_of(engine: Engine, topic_id: int) -> str | None:

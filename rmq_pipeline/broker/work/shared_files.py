@@ -18,8 +18,9 @@ A leader may be fenced without noticing it, and go on later. Therefore:
 """
 
 import logging
+import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ from rmq_pipeline.archive.shared_history import SharedHistory
 from rmq_pipeline.broker.decide.request import CheckFence
 from rmq_pipeline.broker.work import keyed_state, shared_state
 from rmq_pipeline.broker.work.engine import Engine
+from rmq_pipeline.broker.work.home import check_has_archive
 from rmq_pipeline.broker.work.reading import segments_of
 from rmq_pipeline.broker.work.shared_state import StateCopy
 from rmq_pipeline.errors import StorageError
@@ -36,14 +38,12 @@ from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.database import FILE_NAME
 from rmq_pipeline.store.history import GRACE_S
 from rmq_pipeline.store.log.commit_log import FaultPoint
-from rmq_pipeline.store.stored_state import CopyFacts, finish_copy
+from rmq_pipeline.store.stored_state import finish_copy
 
 log = logging.getLogger(__name__)
 
 #: Full log files that are sealed between two copies of the state, at least.
 _TRIM_FILES: Final = 4
-#: In the home: a copy of the database.
-_COPYING: Final = ".copying"
 #: Bytes of log whose keyed states are written at once.
 _STATES_BYTES: Final = 64 * MIB
 
@@ -95,6 +95,12 @@ def trim(engine: Engine, fault: FaultPoint) -> None:
     # A copy is written for at least as much log, so both are written about twice.
     if since < max(_TRIM_FILES * engine.settings.log_file_bytes, _size(engine.home.database)):
         return
+    check_has_archive(history.root, log_id=leads.log_id, claimed=leads.archive)
+    if not _has_space(engine):
+        log.warning("The state is not copied to the archive: the disk has too little free space.")
+        return
+    # Before the copy is made, and again for what it names: frames are deleted after this.
+    _check_shared(engine, history, files=_counted(engine))
     copy = _copied(engine, history)
     fault("state_copied")
     leads.note_copy(copy)
@@ -108,7 +114,7 @@ def trim(engine: Engine, fault: FaultPoint) -> None:
 
 
 def _copied(engine: Engine, history: SharedHistory) -> StateCopy:
-    folder = engine.home.path / _COPYING
+    folder = engine.home.path / shared_state.COPYING
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     try:
@@ -117,7 +123,7 @@ def _copied(engine: Engine, history: SharedHistory) -> StateCopy:
             facts = finish_copy(folder / FILE_NAME)
         except ValueError as error:
             raise StorageError(f"The copy of the state cannot be read: {error}.") from error
-        _check_shared(engine, history, facts=facts)
+        _check_shared(engine, history, files=facts.files)
         assert engine.replication is not None, "the broker that leads"
         engine.replication.wait_for(facts.dispatched)
         return shared_state.store(
@@ -131,11 +137,25 @@ def _copied(engine: Engine, history: SharedHistory) -> StateCopy:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_shared(engine: Engine, history: SharedHistory, *, facts: CopyFacts) -> None:
-    """Check that the archive has all files that the copy names: frames are deleted after this."""
+def _has_space(engine: Engine) -> bool:
+    """Return True if the copy of the database leaves space for the log."""
+    database = engine.home.database
+    files = (database, database.with_name(f"{database.name}.wal"))
+    size = sum(_size(path) for path in files if path.exists())
+    return free_bytes(engine.home.path) > 2 * size + engine.settings.log_file_bytes
+
+
+def _counted(engine: Engine) -> set[str]:
+    segments = segments_of(engine)
+    sealed = [each for topic_id in segments.topics_sealed() for each in segments.of_topic(topic_id)]
+    return {f"topics/{each.relative}" for each in sealed} | _registered(engine)
+
+
+def _check_shared(engine: Engine, history: SharedHistory, *, files: Collection[str]) -> None:
+    """Check that the archive has all files that a copy names."""
     root = engine.segments.root
     there, shared = root.files("").keys(), history.paths()
-    for path in sorted(facts.files):
+    for path in sorted(files):
         folder, _, relative = path.partition("/")
         if folder == "topics":
             segment = Segment.from_path(relative)
@@ -155,6 +175,12 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
+def free_bytes(folder: Path) -> int:
+    """Return the free space of the disk that has a folder."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
 def sweep(engine: Engine) -> None:
     """Delete history files in the archive that no longer count; the leader calls it."""
     if engine.shared_history is None:
@@ -165,8 +191,21 @@ def sweep(engine: Engine) -> None:
         log.info("Deleted %s, which no query reads.", path)
 
 
+def fetch(engine: Engine, paths: Iterable[str]) -> None:
+    """Fetch the history files that the home lacks.
+
+    Raises:
+        StorageError: a file cannot be read, or the disk is full.
+    """
+    if engine.shared_history is not None:
+        for path in paths:
+            engine.shared_history.fetch(path)
+
+
 def take_over(engine: Engine) -> None:
-    """Get what the home lacks of the log that other leaders have sealed.
+    """Write the keyed states of the log that other leaders have sealed.
+
+    History files come when a query or a merge needs them: on a full disk nothing could be sealed.
 
     Raises:
         StorageError: a file cannot be read.
@@ -175,8 +214,6 @@ def take_over(engine: Engine) -> None:
     if engine.shared_history is None:
         return
     sealed_to = segments_of(engine).sealed_to
-    for path in _registered(engine):
-        engine.shared_history.fetch(path)
     if engine.database.has_keyed_state():
         for start, end in _parts(engine, sealed_to):
             keyed_state.keep(engine, start=start, end=end)

@@ -25,6 +25,8 @@ from rmq_pipeline.store.database import FILE_NAME
 NAME: Final = "state.json"
 _STATE: Final = f"{FOLDER}/state"
 _STATES: Final = "state"
+#: In the home: a copy of the database that is being made.
+COPYING: Final = ".copying"
 #: In the home: exists until a home that began with a copy has the log of the store.
 _MARK: Final = "begins_with_copy"
 _PIECE_BYTES: Final = 4 << 20
@@ -111,6 +113,7 @@ def begin(home: Path, history: SharedHistory | None, *, log: _Named | None) -> i
         ArchiveError: the settings name no archive.
         StorageError: the copy cannot be read, or is damaged.
     """
+    shutil.rmtree(home / COPYING, ignore_errors=True)  # of a process that died
     mark, frames = home / _MARK, home / "log"
     copy = log.copy if log is not None else None
     if copy is None or (not mark.exists() and any(frames.glob("*.log"))):

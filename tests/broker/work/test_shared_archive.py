@@ -23,6 +23,7 @@ from rmq_pipeline.errors import (
     LogStoreError,
     OperatorError,
     RequestError,
+    StandbyError,
     StorageError,
 )
 from rmq_pipeline.settings import Settings
@@ -706,3 +707,47 @@ def test_a_store_is_not_trimmed_while_the_archive_lacks_a_file(
         seal_all(first)
 
     assert frames_in(postgres, database)[0] == 0
+
+
+def test_no_copy_is_made_when_the_disk_is_nearly_full(
+    open_broker: Open, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = open_broker("first", folder)
+    prepared(broker)
+    broker.send("plain", messages(1500, start=1000, body_bytes=5000))
+    monkeypatch.setattr(shared_files, "free_bytes", lambda _: 9 * MIB // 2)
+
+    seal_all(broker)
+
+    assert not list(Path(folder).glob(".history/state/*"))
+    monkeypatch.undo()
+    seal_all(broker)
+    assert list(Path(folder).glob(".history/state/*"))
+
+
+def test_a_successor_seals_without_the_history(
+    open_broker: Open, folder: str, tmp_path: Path
+) -> None:
+    first = open_broker("first", folder)
+    prepared(first)
+    seal_all(first)
+    old = {path.name for path in (tmp_path / "first" / "events").glob("0*")}
+    assert old
+    stop(first)
+    second = open_broker("second", folder)
+    second.send("plain", messages(20, body_bytes=1000))
+
+    seal_all(second)
+
+    here = {path.name for path in (tmp_path / "second" / "events").glob("0*")}
+    assert here
+    assert not here & old
+    assert history(second)
+
+
+def test_a_standby_changes_no_archive(open_broker: Open, folder: str) -> None:
+    open_broker("first", folder, log_lease_ms=60_000)
+    standby = open_broker("second", folder, standby=True, log_lease_ms=60_000)
+
+    with pytest.raises(StandbyError):
+        standby.engine.segments.claim()
