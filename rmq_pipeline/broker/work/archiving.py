@@ -198,9 +198,7 @@ def replace_segments(
 ) -> dict[str, int]:
     """Register one published segment in place of others with the same offsets.
 
-    A repeated call returns the same report. If the call is refused, the file is deleted. If the
-    file cannot be read, it stays until the next seal tidies up: an earlier call without an answer
-    may have registered it.
+    A repeated call returns the same report. If the call is refused, the file is deleted.
 
     Raises:
         RequestError: the removed segments do not hold its offsets, or are not all registered.
@@ -221,7 +219,7 @@ def replace_segments(
         except RequestError:
             _delete_refused(engine, added)
             raise
-        except StorageError:
+        except StorageError:  # an earlier call may have registered the file
             segments.tidy = False
             raise
         with registering(segments):

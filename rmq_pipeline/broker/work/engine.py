@@ -179,10 +179,9 @@ class Engine:
         root = archive_of_log(self.home, address, log_id=shared.log_id, claimed=shared.archive)
 
         def claim_for_log() -> None:
-            # Epoch 0 stands for a home of its own, which deletes all that it does not know.
-            if self.replication is None:
+            if self.leads is None:  # its epoch would be that of a home of its own
                 raise StandbyError
-            if address is not None and self.leads is not None:
+            if address is not None:
                 self.leads.claim_archive(root, address)
 
         history = SharedHistory(root, self.home.path) if address is not None else None
@@ -311,9 +310,8 @@ class Engine:
         self.on_fenced(error.message)
 
     def _report_log_store(self) -> dict[str, Any] | None:
-        if (followed := self.followed) is not None:
-            return followed.report(self.log.end)
-        return self.replication.report(self.log.end) if self.replication else None
+        shared = self.followed or self.replication
+        return shared.report(self.log.end) if shared is not None else None
 
     def confirm(self) -> None:
         """Wait until all frames answered so far are on disk and, if the log has one, in its store.
