@@ -114,11 +114,12 @@ def test_a_standby_that_lags_too_far_does_not_begin_to_lead(
 ) -> None:
     leader = open_broker("first", folder, log_lease_ms=60_000)
     standby = open_broker("second", folder, standby=True, log_lease_ms=60_000)
-    assert standby.engine.followed is not None
+    followed = standby.engine.followed
+    assert followed is not None
     with monkeypatch.context() as during:
-        during.setattr(standby.engine.followed, "missing", lambda *_, **__: [])
+        during.setattr(followed, "missing", lambda *_, **__: [])
         trimmed(leader)
-    until(lambda: "away for too long" in (standby.engine.followed.failing or ""))
+    until(lambda: "away for too long" in (followed.failing or ""))
     leader.close()
 
     with pytest.raises(OperatorError, match="away for too long"):
