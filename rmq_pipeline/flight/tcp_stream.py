@@ -67,8 +67,8 @@ class Stream:
         #: A forked process must not end the connection of its parent.
         self._pid = os.getpid()
         self._wait_s: float | None = connected.gettimeout()
-        #: Asks the peer for a sign of life, and raises if it gives none. A process that stands still
-        #: closes nothing, and its kernel answers for it.
+        #: Asks the peer for a sign of life, and raises if it gives none. A process that stands
+        #: still closes nothing, and its kernel answers for it.
         self.ask: Callable[[], None] | None = None
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

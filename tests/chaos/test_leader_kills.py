@@ -268,6 +268,12 @@ def window(client: Client) -> Iterator[None]:
     assert sum(len(set(numbers)) for numbers in handled.values()) == stored(client, "ordered")
 
 
+def spread(times: list[float]) -> str:
+    """Return the median, the 99th percentile and the maximum of times in seconds."""
+    median, p99 = statistics.median(times), sorted(times)[int(0.99 * len(times))]
+    return f"{median:.2f} s at the median, {p99:.2f} at p99, {max(times):.2f} at most"
+
+
 def test_standbys_take_over(
     zygote: Zygote,
     settings: dict[str, object],
@@ -323,10 +329,7 @@ def test_standbys_take_over(
             f" answered, {ledger.again} deliveries repeated. Without writes:"
         )
         for attack, times in away_s.items():
-            print(
-                f"{attack.name}: {statistics.median(times):.2f} s at the median,"
-                f" {sorted(times)[int(0.99 * len(times))]:.2f} at p99, {max(times):.2f} at most"
-            )
+            print(f"{attack.name}: {spread(times)}")
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
         assert zygote.ask(reap=pid) == 0
