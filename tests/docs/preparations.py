@@ -31,6 +31,9 @@ QUERY_OF_FAILURES: Final = (
 PIPELINE_IMPORT: Final = (
     "from rmq_pipeline.dagster import Outcome, Pipeline, definitions, spark_consumer, topic"
 )
+#: The log of docs/replication.md in a bucket, and how a store that is not Amazon's is reached.
+BUCKET_LOG: Final = "s3://my-bucket/rmq-log"
+MINIO: Final = "scheme=https&endpoint_override=minio.example.com:9000&region=us-east-1"
 Step = Callable[[Reader], None]
 #: Why commands and blocks are not run.
 INSTALLED: Final = "the packages are installed"
@@ -144,13 +147,26 @@ def measured(reader: Reader) -> None:
 
 
 def databases(reader: Reader) -> None:
-    """Give the log of the page an empty database."""
+    """Give the log of the page an empty database and empty prefixes of a bucket."""
     url = reader.given["postgres"].new_database()
     host = url.removeprefix("postgresql://rmq@").partition("/")[0]
+    store = reader.given["object_store"]
+    reader.environment |= store.environment
+    log = store.uri("page_of_replication/log")
+    at = f"scheme=http&endpoint_override={store.endpoint.removeprefix('http://')}"
     reader.instead |= {
+        "s3://bucket/rmq": store.uri("page_of_replication/archive"),
+        "s3://my-bucket/rmq-log": log,
+        f"{BUCKET_LOG}?{MINIO}": f"{log}?{at}&region=us-east-1",
         "postgresql://db.example.com/rmq": url,
         "postgresql://db1,db2/rmq": url.replace(host, f"{host},{host}"),
     }
+
+
+def another_log(reader: Reader) -> None:
+    """End the broker and its home: a home belongs to one log."""
+    reader.close()
+    shutil.rmtree(reader.environment["RMQ_HOME"])
 
 
 def two_addresses(reader: Reader) -> None:
@@ -364,9 +380,18 @@ PAGES: Final = {
             "rmq broker --log 'postgresql://db1,db2/rmq?target_session_attrs=read-write'": (
                 Reader.close
             ),
+            f"rmq broker --log {BUCKET_LOG} --standby": another_log,
+            f"rmq broker --log '{BUCKET_LOG}?{MINIO}'": Reader.close,
         },
-        needs=("postgres",),
-        not_run={"pip install 'rmq_pipeline[broker,postgres]'": INSTALLED},
+        needs=("postgres", "object_store"),
+        not_run={
+            "pip install 'rmq_pipeline[broker,postgres]'": INSTALLED,
+            "pip install 'rmq_pipeline[broker,postgres,objects]'": INSTALLED,
+            "pip install 'rmq_pipeline[broker,objects]'": INSTALLED,
+            "export AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… AWS_REGION=eu-central-1": (
+                "the store of the tests has keys of its own"
+            ),
+        },
         figures=False,
     ),
     "docs/metrics.md": Page(
