@@ -114,7 +114,7 @@ def test_a_password_of_the_logs_database_is_refused_and_not_shown(address: str) 
 
 @pytest.mark.parametrize(
     "address",
-    ["", "host=127.0.0.1", "s3://bucket/log", "http://[x"],
+    ["", "host=127.0.0.1", "gs://bucket/log", "http://[x"],
 )
 def test_an_address_of_something_else_is_refused(address: str) -> None:
     with pytest.raises(RequestError, match="postgresql://"):
