@@ -1,7 +1,7 @@
 """A channel to one broker: how its calls travel.
 
 Calls are actions or exchanges of Flight. Once a channel has made some small calls, it asks the
-broker for the port of plain connections, and small calls take those: a call costs half as much
+broker for the port of plain connections, and small calls take those: a call costs a third less
 there. Where that port cannot be reached, everything goes on through Flight.
 """
 
