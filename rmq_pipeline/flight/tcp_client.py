@@ -173,14 +173,15 @@ class TcpClient:
             stream = Stream(socket.create_connection(self._address, timeout=_CONNECT_S))
         except OSError as error:
             raise NoTcpError(f"{self._address} cannot be reached: {error}") from error
+        greeted = False
         try:
             self._greet(stream)
+            greeted = True
         except (OSError, EOFError, ValueError) as error:
-            stream.close()
             raise NoTcpError(f"{self._address} takes no connection: {error}") from error
-        except BaseException:
-            stream.close()
-            raise
+        finally:
+            if not greeted:
+                stream.close()
         return stream
 
     def _greet(self, stream: Stream) -> None:
@@ -223,9 +224,9 @@ class TcpClient:
             yield
             return
         with self._lock:
-            self._slow.add(stream)
             if self._closed:
                 raise NoTcpError("The client is closed.")
+            self._slow.add(stream)
         try:
             yield
         finally:

@@ -88,7 +88,7 @@ class Sealing:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(0.05):
+        while not self._over.is_set():
             try:
                 report = self._client.seal(limit_bytes=2 * MIB)
                 self.segments += report["segments"]

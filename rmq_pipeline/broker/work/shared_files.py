@@ -18,7 +18,6 @@ A leader may be fenced without noticing it, and go on later. Therefore:
 """
 
 import logging
-import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -177,8 +176,7 @@ def _size(path: Path) -> int:
 
 def free_bytes(folder: Path) -> int:
     """Return the free space of the disk that has a folder."""
-    disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize
+    return shutil.disk_usage(folder).free
 
 
 def sweep(engine: Engine) -> None:
