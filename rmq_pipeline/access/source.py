@@ -90,12 +90,12 @@ def check_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise RequestError(
-                f"Cannot listen on {host}:{port}: {error}{_holder_of(port)}.",
+                f"Cannot listen on {host}:{port}: {error}{holder_of(port)}.",
                 remedy="Choose another address or port, or stop the process that uses this one.",
             ) from error
 
 
-def _holder_of(port: int) -> str:
+def holder_of(port: int) -> str:
     """Return which process listens at a port, as the end of a sentence; "" if it is unknown."""
     try:
         for each in psutil.net_connections("tcp"):

@@ -188,7 +188,7 @@ def _run(
         show_message(_addresses(broker.endpoint, home))
         show_message("Dagster  starting …")
         with DevServer(folder, port=port, env={"RMQ_HOME": str(home)}, code=code) as dagster:
-            show_message(_loaded(code))
+            show_message(_loaded(code, dagster.graphql.asset_groups()))
             show_message(f"Dagster  {dagster.url}   DAGSTER_HOME {folder}")
             page = _page(ui, home=home, insecure=listening.insecure, dagster_url=dagster.url)
             watch = FailureWatch(
@@ -299,9 +299,14 @@ def ui(
         interruption.wait()
 
 
-def _loaded(code: "CodeLocation") -> str:
+def _loaded(code: "CodeLocation", asset_groups: set[str]) -> str:
+    from rmq_pipeline.orchestration.upkeep_assets import GROUP
+
+    project = f"project  {code.module}   {code.folder}"
+    if code.is_project and asset_groups <= {GROUP}:
+        return f"{project}\n         It has no pipelines. Give them to definitions(pipelines=[…])."
     if code.is_project:
-        return f"project  {code.module}   {code.folder}"
+        return project
     return "project  none: `rmq init NAME` writes one. Only the background work runs."
 
 

@@ -8,6 +8,7 @@ go on through gRPC.
 import hmac
 import json
 import logging
+import os
 import secrets
 import socket
 import ssl
@@ -18,6 +19,7 @@ from typing import Final
 
 from rmq_pipeline import errors
 from rmq_pipeline.access.certificates import Certificate
+from rmq_pipeline.access.source import holder_of
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.flight import framing, wire
 from rmq_pipeline.flight.service import Exchange
@@ -94,7 +96,8 @@ class TcpService:
             )
         except OSError as error:
             raise errors.RequestError(
-                f"The broker cannot listen for plain connections at {host}:{port}: {error}.",
+                f"The broker cannot listen for plain connections at {host}:{port}: "
+                f"{os.strerror(error.errno or 0)}{holder_of(port)}.",
                 remedy="Choose another tcp_port.",
             ) from error
         self.port: int = self._listener.getsockname()[1]

@@ -10,8 +10,14 @@ server of multiprocessing.
 
 import multiprocessing
 import os
+import sys
+import traceback
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any, Final
+
+#: Exit code if the code cannot be loaded. The last line on stderr then says why, and where.
+CANNOT_LOAD: Final = 3
 
 #: Modules that a run imports in addition to the code. A missing module only costs time.
 PRELOADED: Final = (
@@ -38,20 +44,45 @@ PRELOADED: Final = (
 
 def main() -> None:
     """Serve until the process is told to end."""
-    from dagster import _cli
+    from dagster import DagsterError, _cli
     from dagster._grpc import server
+
+    folder = ""
 
     class ForkingServer(server.DagsterApiServer):
         """Starts its runs from the fork server."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
+            nonlocal folder
+            origin = options["loadable_target_origin"]
+            folder = origin.working_directory
             super().__init__(*args, **options)
             self._mp_ctx: Any = multiprocessing.get_context("forkserver")
-            origin = options["loadable_target_origin"]
             start_fork_server([*PRELOADED, origin.module_name], folder=origin.working_directory)
 
     server.DagsterApiServer = ForkingServer  # type: ignore[misc]
-    _cli.main()  # type: ignore[no-untyped-call]
+    try:
+        _cli.main()  # type: ignore[no-untyped-call]
+    except DagsterError as error:
+        reason = error.__cause__ or error
+        traceback.print_exception(reason)
+        sys.stderr.write(told(reason, folder=folder) + "\n")
+        sys.exit(CANNOT_LOAD)
+
+
+def told(error: BaseException, *, folder: str) -> str:
+    """Return an error of the code in one line, with its last place in the folder.
+
+    Args:
+        error: the exception that ended the import.
+        folder: the folder of the code.
+    """
+    says = " ".join(f"{type(error).__name__}: {error}".split())
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        place = Path(frame.filename)
+        if place.is_relative_to(folder) and "site-packages" not in place.parts:
+            return f"{says} ({place.relative_to(folder)}, line {frame.lineno})"
+    return says
 
 
 def start_fork_server(modules: list[str], *, folder: str) -> None:

@@ -19,8 +19,10 @@ from typing import IO, Final, Self
 import dagster as dg
 import psutil
 
+from rmq_pipeline.access.source import check_free
 from rmq_pipeline.clock import Deadline
-from rmq_pipeline.errors import HomeLockedError, OperatorError
+from rmq_pipeline.errors import HomeLockedError, OperatorError, RequestError
+from rmq_pipeline.orchestration.code_server import CANNOT_LOAD
 from rmq_pipeline.orchestration.graphql import UNFINISHED, GraphQL
 from rmq_pipeline.orchestration.project import CodeLocation
 
@@ -29,6 +31,8 @@ LOG: Final = logging.getLogger(__name__)
 SETTINGS: Final = Path(__file__).with_name("dagster.yaml")
 #: Environment variable of every process of a session, whatever its process group.
 SESSION: Final = "RMQ_DAGSTER_SESSION"
+#: Where the webserver listens.
+HOST: Final = "127.0.0.1"
 CODE_SERVER_THREADS: Final = 32
 RUNS_END_S: Final = 6.0
 PROCESSES_END_S: Final = 6.0
@@ -104,7 +108,7 @@ class DevServer:
     @property
     def url(self) -> str:
         """Address of the UI."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{HOST}:{self.port}"
 
     @property
     def graphql(self) -> GraphQL:
@@ -130,6 +134,7 @@ class DevServer:
 
         Raises:
             HomeLockedError: another process runs Dagster from the same DAGSTER_HOME.
+            RequestError: another process has the port.
             DagsterStartError: the code cannot be loaded, or the start took too long; names the log.
         """
         self._prepare()
@@ -247,7 +252,12 @@ class DevServer:
             shutil.copyfile(SETTINGS, settings)
         _kill_session(str(self.dagster_home))
         try:
+            # After the end of an older session, whose webserver may have had the port.
+            check_free(HOST, self.port)
             prepare_home(self.dagster_home)
+        except RequestError:
+            self._release()
+            raise
         except Exception as error:
             # Errors of settings, drivers and databases have different classes.
             self._release()
@@ -299,7 +309,7 @@ class DevServer:
             ],
             "daemon": ["dagster._daemon", "run", *workspace, "--log-level", "warning"],
             "webserver": [
-                *("dagster_webserver", "-h", "127.0.0.1", "-p", str(self.port), *workspace),
+                *("dagster_webserver", "-h", HOST, "-p", str(self.port), *workspace),
                 *("--dagster-log-level", "warning"),
             ],
         }
@@ -331,14 +341,22 @@ class DevServer:
         while not condition():
             for name, child in self._children.items():
                 if child.poll() is not None:
-                    raise DagsterStartError(
-                        f"Dagster's {name} ended with {child.returncode}: {self.log_path(name)}."
-                    )
+                    raise self._ended(name, child.returncode)
             if self._stopping.is_set():
                 return
             if deadline.is_over:
                 raise DagsterStartError(f"Dagster was not ready after {timeout_s:.0f} s.")
             self._stopping.wait(0.1)
+
+    def _ended(self, name: str, code: int) -> DagsterStartError:
+        path = self.log_path(name)
+        if name == "code_server" and code == CANNOT_LOAD:
+            says = path.read_text(errors="replace").rstrip().rpartition("\n")[2].rstrip(".")
+            return DagsterStartError(
+                f"Dagster cannot load {self._code.module} in {self._code.folder}: {says}.",
+                remedy=f"Correct the code. Its traceback is at the end of {path}.",
+            )
+        return DagsterStartError(f"Dagster's {name} ended with {code}: {path}.")
 
     def _serves_code(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
@@ -399,7 +417,7 @@ class DevServer:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
 

@@ -67,6 +67,7 @@ _REEXECUTE: Final = """mutation ($params: ReexecutionParams!) {
     __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
   }
 }"""
+_ASSET_GROUPS: Final = "{ assetNodes { groupName } }"
 _VALUES: Final = ("text", "floatValue", "boolValue")
 _STATUS: Final = """query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
 _PAGE: Final = 500
@@ -129,6 +130,10 @@ class GraphQL:
             if daemon["required"]
         )
         return Readiness(ready=loaded and beating)
+
+    def asset_groups(self) -> set[str]:
+        """Return the names of the groups that the assets of all code locations have."""
+        return {node["groupName"] for node in self.ask(_ASSET_GROUPS)["assetNodes"]}
 
     def runs(self, *, statuses: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         """Return all runs, newest first: runId, status, jobName.

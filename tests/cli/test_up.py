@@ -17,6 +17,13 @@ from tests.free_address import free_endpoints, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.dagster]
 
+#: A project that has no pipeline yet.
+EMPTY = """
+import rmq_pipeline.dagster as rmq
+
+defs = rmq.definitions(pipelines=[])
+"""
+
 
 @pytest.fixture
 def up(home: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
@@ -25,6 +32,9 @@ def up(home: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     command += ["--dagster-home", str(tmp_path / "dagster_home"), "--tls", "self-made"]
     command += ["--flight", str(endpoints.flight), "--grpc", str(endpoints.grpc)]
     command += ["--grpc-tls", str(endpoints.grpc_tls), "--ui", "127.0.0.1:0"]
+    command += ["-m", "empty.definitions", "-d", str(tmp_path)]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "definitions.py").write_text(EMPTY)
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     yield started
     if started.poll() is None:
@@ -47,6 +57,9 @@ def endpoint(home: Path) -> Endpoint:
 def test_up_keeps_both_running_until_ctrl_c(
     up: "subprocess.Popen[str]", home: Path, eventually: Eventually
 ) -> None:
+    assert up.stdout is not None
+    assert "empty.definitions" in lines_until(up, "project")
+    assert "has no pipelines" in up.stdout.readline()
     url = lines_until(up, "Dagster  http").split()[1]
     with urllib.request.urlopen(f"{url}/server_info") as answer:
         assert answer.status == 200

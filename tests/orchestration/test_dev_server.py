@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rmq_pipeline.errors import HomeLockedError
+from rmq_pipeline.errors import HomeLockedError, RequestError
 from rmq_pipeline.orchestration.dev_server import SESSION, DagsterStartError, DevServer
 from rmq_pipeline.orchestration.project import CodeLocation
 from tests.conftest import Eventually
@@ -178,11 +179,38 @@ def test_processes_end_with_their_supervisor(
     eventually(lambda: not living(dagster_home), within_s=30)
 
 
-def test_code_that_cannot_be_loaded_is_told(dagster_home: Path, project: Path) -> None:
-    (project / "sample_defs.py").write_text("raise ValueError('broken on purpose')")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "\nraise ValueError('broken on\\npurpose')",
+            "ValueError: broken on purpose (sample_defs.py, line 2).",
+        ),
+        ("x = 1", "DagsterInvariantViolationError: No Definitions, "),
+    ],
+)
+def test_code_that_cannot_be_loaded_is_told(
+    dagster_home: Path, project: Path, text: str, says: str
+) -> None:
+    (project / "sample_defs.py").write_text(text)
 
-    with pytest.raises(DagsterStartError, match="code_server"):
+    with pytest.raises(DagsterStartError) as told:
         server(dagster_home, project).start()
+
+    loading = f"Dagster cannot load sample_defs in {project}: "
+    assert told.value.message.startswith(loading + says)
+    assert "Traceback" in (dagster_home / "logs" / "code_server.log").read_text()
+
+
+def test_a_port_that_is_taken_is_refused_with_the_process(
+    dagster_home: Path, project: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        code = CodeLocation.find("sample_defs", project)
+
+        with pytest.raises(RequestError, match=f":{port}: .* by process {os.getpid()} "):
+            DevServer(dagster_home, port=port, code=code).start()
 
 
 def test_a_storage_that_cannot_be_opened_is_told(dagster_home: Path, project: Path) -> None:
