@@ -164,11 +164,14 @@ _OVERHEAD_BYTES: Final = 1024
 
 
 class Place(NamedTuple):
-    """A message's place in the commit log, which never changes."""
+    """A delivered message's place in its queue, which no other message ever gets.
+
+    The place in the commit log would not do: a delivery of an older message does not know it yet.
+    """
 
     topic_id: int
-    position: int
-    row: int
+    queue_id: int
+    queue_offset: int
 
 
 class Recent:
@@ -202,9 +205,9 @@ class Recent:
 def places_of(delivery: Delivery) -> list[Place]:
     """Return the places of a delivery's messages, in their order."""
     return [
-        Place(delivery.topic_id, position, row)
-        for _, taken in delivery.taken
-        for position, row in zip(taken.position.tolist(), taken.row.tolist(), strict=True)
+        Place(delivery.topic_id, queue_id, offset)
+        for queue_id, taken in delivery.taken
+        for offset in taken.offset.tolist()
     ]
 
 

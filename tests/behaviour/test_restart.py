@@ -73,6 +73,44 @@ def test_progress_is_there_after_a_restart(
     assert len(endpoint.drain(name, others)) == 11
 
 
+@pytest.mark.every_endpoint
+def test_each_redelivered_message_has_its_own_body_after_a_restart(
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+    sent = messages(4)
+    endpoint.broker.send(name, sent)
+    assert endpoint.broker.receive(readers, name, limit=4).num_rows == 4
+    endpoint.reopen()
+    endpoint.advance(MINUTE)
+
+    again = [endpoint.broker.receive(readers, name, limit=1) for _ in range(4)]
+
+    assert [one["body"].to_pylist() for one in again] == [[body.as_py()] for body in sent["body"]]
+    assert [one["delivery_attempt"].to_pylist() for one in again] == [[2]] * 4
+
+
+@pytest.mark.every_endpoint
+def test_each_waiting_message_of_a_group_has_its_own_body_after_a_restart(
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(type="fifo", queues=1), group(order="message_group")
+    endpoint.broker.send(name, messages(4, groups=["a"]))
+    endpoint.broker.receive(readers, name, limit=1)
+    endpoint.broker.send(name, messages(1, start=4, groups=["b"]))
+    endpoint.broker.ack(endpoint.broker.receive(readers, name, limit=1))  # beyond those that wait
+    endpoint.reopen()
+    endpoint.advance(MINUTE)
+
+    found = []
+    for _ in range(4):
+        received = endpoint.broker.receive(readers, name, limit=1)
+        found += received["body"].to_pylist()
+        endpoint.broker.ack(received)
+
+    assert found == [b"0", b"1", b"2", b"3"]
+
+
 def test_a_receipt_is_good_across_a_restart(
     endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
