@@ -21,6 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from rmq_pipeline import receipt
 from rmq_pipeline.consumer.window import run_window
 from rmq_pipeline.errors import RocketMQError, StorageError
 from rmq_pipeline.flight.client import Client
@@ -218,13 +219,29 @@ def official_client(client: Client, endpoints: str) -> Iterator[None]:
     sent = {number for number, _ in facts["sent"]}
     print(f"RocketMQ's client: {2 * len(sent)} messages answered")
     assert sent
-    for heard in facts["heard"].values():
-        assert {number for number, _, _ in heard} >= sent
+    for name, receipts in facts["receipts"].items():
+        assert_own_bodies(client, f"py-{name}", receipts)
+    for name, heard in facts["heard"].items():
+        missing = sent - {number for number, _, _ in heard}
+        assert not missing, f"{name}: never heard"
     first: dict[str, list[int]] = {}
     for number, group, _ in facts["heard"]["restart-fifo"]:
         if number not in first.setdefault(group, []):
             first[group].append(number)
     assert all(numbers == sorted(numbers) for numbers in first.values())
+
+
+def assert_own_bodies(client: Client, topic: str, receipts: list[tuple[int, str]]) -> None:
+    """Each number was heard with the receipt of the message that has it."""
+    stored_numbers = {
+        (row["queue_id"], row["queue_offset"]): int(row["body"])
+        for queue in client.describe_topic(topic)["offsets"]
+        for row in client.read(topic, queue["queue_id"], offset=0, limit=1_000_000).to_pylist()
+    }
+    places = receipt.decode(pa.array([handle for _, handle in receipts], pa.string()))
+    at = zip(places.queue_id.tolist(), places.queue_offset.tolist(), strict=True)
+    heard = [(place, number) for place, (number, _) in zip(at, receipts, strict=True)]
+    assert heard == [(place, stored_numbers[place]) for place, _ in heard]
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """A producer and push consumers of the official Python client that live through a restart.
 
 Told where to connect, it sends numbers to two topics one after another, each until it is answered,
-and listens to both, until its input ends; then it prints what was sent and heard, and when.
+and listens to both, until its input ends; then it prints what was sent and heard, when, and with
+which receipts.
 """
 
 import json
@@ -25,8 +26,10 @@ class Log(MessageListener):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, str, int]] = []
+        self.receipts: list[tuple[int, str]] = []
 
     def consume(self, message: Message) -> ConsumeResult:
+        self.receipts.append((int(message.body), message.receipt_handle))
         self.heard.append((int(message.body), message.message_group or "", _now_ms()))
         return ConsumeResult.SUCCESS
 
@@ -84,7 +87,9 @@ def main() -> None:
             stop.clear()
             stop.wait(PAUSE_S)
         heard = {name: log.heard for name, log in logs.items()}
-        sys.stdout.write(json.dumps({"sent": sent, "heard": heard}) + "\n")
+        receipts = {name: log.receipts for name, log in logs.items()}
+        found = {"sent": sent, "heard": heard, "receipts": receipts}
+        sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
