@@ -237,6 +237,26 @@ def test_a_standby_leads_once_the_leader_is_gone(mortal: Broker, open_broker: Op
         send(mortal, "of the old leader")
 
 
+def test_a_standby_that_begins_to_lead_logs_no_error(
+    leader: Broker, open_broker: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = open_broker("second").engine
+    rebuild = engine.writer._rebuild
+
+    def while_its_house_is_kept() -> Any:
+        for _ in range(2):
+            engine.repair.wakes.set()
+            until(lambda: not engine.repair.wakes.is_set())
+        return rebuild()
+
+    engine.writer._rebuild = while_its_house_is_kept
+    leader.close()
+    until(lambda: engine.leads is not None and engine.writer.failure is None)
+
+    assert "begins to lead" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_a_receipt_of_the_old_leader_holds_at_the_new_one(
     mortal: Broker, open_broker: Open
 ) -> None:
