@@ -29,7 +29,7 @@ from rmq_pipeline.flight.process import LOG_FENCED, serving
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.limits import MIB
-from tests.chaos.test_kills import assert_kept, lag, prepare
+from tests.chaos.test_kills import assert_kept, prepare
 from tests.chaos.traffic import Ledger, Traffic
 from tests.chaos.zygote import Zygote
 from tests.conformance import brokers
@@ -267,15 +267,12 @@ def window(client: Client) -> Iterator[None]:
             handler=handle,
             order_by="message_group",
         )
-        while not over.is_set() or lag_of("windows"):
+        while not over.is_set() or lag_of(client, "windows"):
             try:
                 ended.append(run_window(spec, client, owner="me", idle_s=1.0, takeover=True).ended)
             except RocketMQError as error:  # as a run that is retried
                 ended.append(type(error).__name__)
                 over.wait(0.1)
-
-    def lag_of(group: str) -> int:
-        return int(sum(client.lag(group)["lag"].to_pylist()))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -292,10 +289,18 @@ def window(client: Client) -> Iterator[None]:
     assert sum(len(set(numbers)) for numbers in handled.values()) == stored(client, "ordered")
 
 
+def lag_of(client: Client, group: str) -> int:
+    return int(sum(client.lag(group)["lag"].to_pylist()))
+
+
 def is_read(client: Client) -> bool:
-    """Return True if no message is left; a broker that rebuilds its state is asked again."""
+    """Return True if the receivers of ``Traffic`` have no message left.
+
+    RocketMQ's client may end before the lease of a message that it has sent and heard twice. A
+    broker that rebuilds its state is asked again.
+    """
     try:
-        return lag(client) == 0
+        return not any(lag_of(client, group) for group in ("readers", "followers"))
     except StorageError:
         return False
 
