@@ -1,6 +1,7 @@
 """Assembly of the command ``rmq``, and the reporting of errors."""
 
 import codecs
+import inspect
 import itertools
 import sys
 from typing import Annotated
@@ -174,6 +175,16 @@ app.command(epilog=examples("rmq repair /srv/rmq --dry-run", "rmq repair /srv/rm
 app.command(epilog=examples("rmq demo", "rmq demo --days 365 --keep"))(up.demo)
 
 
+def _unwrap_help(commands: typer.Typer) -> None:
+    """Let the terminal wrap the paragraphs of help: Typer keeps the line breaks of docstrings."""
+    for command in commands.registered_commands:
+        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(each.replace("\n", " ") for each in paragraphs)
+    for group in commands.registered_groups:
+        if group.typer_instance is not None:
+            _unwrap_help(group.typer_instance)
+
+
 def run() -> None:
     """Run the command line of this process, and exit.
 
@@ -181,6 +192,7 @@ def run() -> None:
     command line has exit code 2.
     """
     open_closed()
+    _unwrap_help(app)
     try:
         app()
     except RocketMQError as error:

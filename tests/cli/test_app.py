@@ -57,6 +57,13 @@ def test_every_command_has_help_with_examples(no_broker: Rmq, command: list[str]
     assert "]..." not in told.text.replace("[ARGS]...", "").replace("[SINK]...", "")
 
 
+def test_the_terminal_wraps_paragraphs_of_help() -> None:
+    told = process(RMQ, "find", "--help", COLUMNS="70").stdout
+
+    lines = [line.strip() for line in told.splitlines()]
+    assert "says so. With --json a body that is not UTF-8 is body_base64, as in" in lines
+
+
 def test_a_listing_takes_json(no_broker: Rmq) -> None:
     listings = ("status", "receive", "lag", "find", "trace", "sql", "stop", "send")
     nested = [("topic", "list"), ("group", "list"), ("dead-letters", "list"), ("offset", "reset")]
