@@ -1,7 +1,10 @@
 """A server of the protocol that does nothing: the least that gRPC itself costs in this process.
 
-It answers what the official clients ask, stores nothing, and hands out the same messages again and
-again. ``python -m benchmarks.empty_endpoint`` prints its address, and serves until its input ends.
+It stores nothing, and hands out the same message again and again. Queues and settings are those of
+a broker, which it asks: official clients work the same on both, with the same number of queues, the
+same retries and the same export of metrics. ``python -m benchmarks.empty_endpoint [HOST:PORT]``
+prints its address, and serves until its input ends; without a broker only to stubs that need no
+queues and settings.
 """
 
 import asyncio
@@ -29,45 +32,39 @@ OPTIONS: Final = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 OK: Final = pb.Status(code=pb.Code.OK, message="OK")
+#: The broker answers them.
+FORWARDED: Final = ("QueryRoute", "QueryAssignment")
+METRICS: Final = "opentelemetry.proto.collector.metrics.v1.MetricsService"
 UNARY: Final = {
-    "QueryRoute": pb.QueryRouteRequest,
     "Heartbeat": pb.HeartbeatRequest,
     "SendMessage": pb.SendMessageRequest,
-    "QueryAssignment": pb.QueryAssignmentRequest,
     "AckMessage": pb.AckMessageRequest,
     "NotifyClientTermination": pb.NotifyClientTerminationRequest,
     "ChangeInvisibleDuration": pb.ChangeInvisibleDurationRequest,
 }
 
 
-def queue_of(topic: Any, endpoints: Any) -> Any:
-    """The one queue of every topic."""
-    broker = pb.Broker(name="empty", id=0, endpoints=endpoints)
-    return pb.MessageQueue(
-        topic=topic,
-        id=0,
-        permission=pb.Permission.READ_WRITE,
-        broker=broker,
-        accept_message_types=[pb.MessageType.NORMAL],
-    )
-
-
-class EmptyDoor:
+class EmptyEndpoint:
     """One answer per RPC."""
 
-    def __init__(self) -> None:
+    def __init__(self, broker: grpc.aio.Channel | None) -> None:
+        self._broker = broker
         self._numbers = iter(range(1 << 62))
         self._digest = hashlib.md5(BODY, usedforsecurity=False).hexdigest().upper()
 
-    async def query_route(self, request: Any, _: Any) -> Any:
-        """The queue, where the client says that the server is."""
-        queue = queue_of(request.topic, request.endpoints)
-        return pb.QueryRouteResponse(status=OK, message_queues=[queue])
+    def forwarded(self, name: str) -> Any:
+        """Return a handler that lets the broker answer; its answers have the client's address."""
 
-    async def query_assignment(self, request: Any, _: Any) -> Any:
-        """The same for push consumers."""
-        assignment = pb.Assignment(message_queue=queue_of(request.topic, request.endpoints))
-        return pb.QueryAssignmentResponse(status=OK, assignments=[assignment])
+        async def forward(request: bytes, context: Any) -> Any:
+            assert self._broker is not None
+            call = self._broker.unary_unary(f"/{pb.SERVICE}/{name}")
+            return await call(request, metadata=context.invocation_metadata())
+
+        return grpc.unary_unary_rpc_method_handler(forward)
+
+    async def export(self, _request: bytes, _: Any) -> bytes:
+        """Drop the metrics of a client."""
+        return b""
 
     async def heartbeat(self, _request: Any, _: Any) -> Any:
         """Noted."""
@@ -129,29 +126,19 @@ class EmptyDoor:
         """The receipt stays as it is."""
         return pb.ChangeInvisibleDurationResponse(status=OK, receipt_handle=request.receipt_handle)
 
-    async def telemetry(self, commands: AsyncIterator[Any], _: Any) -> AsyncIterator[Any]:
-        """The client's own settings, and those that it waits for."""
+    async def telemetry(self, commands: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """Answer each of the client's settings as the broker does."""
+        assert self._broker is not None
         async for command in commands:
-            settings = pb.Settings()
-            settings.CopyFrom(command.settings)
-            settings.metric.on = False
-            if settings.HasField("publishing"):
-                settings.publishing.max_body_size = 4 << 20
-                settings.publishing.validate_message_type = True
-            else:
-                settings.subscription.receive_batch_size = 32
-                settings.subscription.long_polling_timeout.seconds = 20
-            backoff = settings.backoff_policy
-            backoff.max_attempts = 3
-            backoff.exponential_backoff.initial.nanos = 10_000_000
-            backoff.exponential_backoff.max.seconds = 1
-            backoff.exponential_backoff.multiplier = 2
-            yield pb.TelemetryCommand(status=OK, settings=settings)
+            call = self._broker.stream_stream(f"/{pb.SERVICE}/Telemetry")
+            stream = call(iter([command]), metadata=context.invocation_metadata())
+            yield await stream.read()
 
 
-def handlers(endpoint: EmptyDoor) -> Any:
-    """The service, without the generated base class."""
-    methods = {
+def handlers(endpoint: EmptyEndpoint) -> list[Any]:
+    """Return the service, and that of clients' metrics, without the generated base classes."""
+    methods = {name: endpoint.forwarded(name) for name in FORWARDED}
+    methods |= {
         name: grpc.unary_unary_rpc_method_handler(
             getattr(endpoint, "".join(f"_{c.lower()}" if c.isupper() else c for c in name)[1:]),
             request_deserializer=kind.FromString,
@@ -164,12 +151,12 @@ def handlers(endpoint: EmptyDoor) -> Any:
         request_deserializer=pb.ReceiveMessageRequest.FromString,
         response_serializer=_serialized,
     )
-    methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(
-        endpoint.telemetry,
-        request_deserializer=pb.TelemetryCommand.FromString,
-        response_serializer=_serialized,
-    )
-    return grpc.method_handlers_generic_handler(pb.SERVICE, methods)
+    methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(endpoint.telemetry)
+    metrics = {"Export": grpc.unary_unary_rpc_method_handler(endpoint.export)}
+    return [
+        grpc.method_handlers_generic_handler(pb.SERVICE, methods),
+        grpc.method_handlers_generic_handler(METRICS, metrics),
+    ]
 
 
 def _serialized(message: Any) -> bytes:
@@ -177,10 +164,11 @@ def _serialized(message: Any) -> bytes:
     return encoded
 
 
-async def serve() -> None:
+async def serve(address: str | None) -> None:
     """Serve at a free port until the input ends."""
+    broker = grpc.aio.insecure_channel(address) if address else None
     server = grpc.aio.server(options=OPTIONS)
-    server.add_generic_rpc_handlers((handlers(EmptyDoor()),))
+    server.add_generic_rpc_handlers(handlers(EmptyEndpoint(broker)))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(f"127.0.0.1:{port}", flush=True)
@@ -189,13 +177,13 @@ async def serve() -> None:
 
 
 def main() -> None:
-    """Run it in the loop that the endpoint would take."""
+    """Serve in the loop that the endpoint would take."""
     gc.freeze()
     with contextlib.suppress(ImportError):
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    asyncio.run(serve())
+    asyncio.run(serve(sys.argv[1] if sys.argv[1:] else None))
 
 
 if __name__ == "__main__":

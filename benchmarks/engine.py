@@ -1,8 +1,9 @@
 """The broker's engine measured: 1 KiB random bodies, each answer after a sync.
 
-The limit of a row is measured beside it: as many bytes as the row wrote to the commit log, appended
-to a new file of the same disk and synced (fdatasync) as often. In process the row shares its
-interpreter with dispatch; through Flight the broker is a process of its own.
+The limit of a row is measured beside it: as many bytes as the row wrote, written as often to a file
+of a commit log on the same disk. Most rows are bursts, and leave out what dispatch does afterwards;
+the sustained ones go on for seconds, and end when all messages can be queried. In process the row
+shares its interpreter with dispatch; through Flight the broker is a process of its own.
 ``python -m benchmarks.engine --help`` for the sizes.
 """
 
@@ -23,6 +24,7 @@ from benchmarks.measured import (
     run,
     seconds,
     send_patiently,
+    synced_per_s,
     with_broker,
 )
 from rmq_pipeline.flight import process
@@ -40,6 +42,10 @@ WAITING = 500
 ROUNDS = 3
 #: For how long sends are timed one by one; before --scale.
 TIMED_S = 8
+#: For how long a sustained row goes on; before --scale.
+SUSTAINED_S = 10
+#: Writes of their limit.
+LIMIT_WRITES = 3000
 
 
 def batch(n: int, *, groups: int = 0) -> pa.Table:
@@ -83,6 +89,23 @@ def batch_sends(bench: Bench, *, groups: int, callers: int, target: float | None
     name = f"send {BATCH:,}" + (f", {groups:,} message groups" if groups else "")
     name += f", {callers} callers" if callers > 1 else ", one caller"
     return Row(name, rate * BATCH, "msg/s", target, limit * BATCH)
+
+
+def sustained_sends(bench: Bench, rows: int) -> Row:
+    """One caller for seconds, until dispatch has read all."""
+    topic = f"sustained-{rows}"
+    bench.broker.ensure_topic(topic)
+    tables = [batch(rows) for _ in range(BATCHES)]
+    until, sent = time.perf_counter() + SUSTAINED_S * bench.scale, 0
+    start = bench.broker.engine.log.end
+    with seconds() as taken:
+        while time.perf_counter() < until:
+            send_patiently(bench.broker, topic, messages=tables[sent % BATCHES])
+            sent += 1
+        bench.settled()
+    written = bench.broker.engine.log.end - start
+    limit = synced_per_s(bench.folder, min(sent, LIMIT_WRITES), written // sent)
+    return Row(f"send {rows:,}, sustained", sent * rows / taken[0], "msg/s", None, limit * rows)
 
 
 def _rounds(bench: Bench, run: Callable[[int], None], *, times: int) -> tuple[float, float]:
@@ -256,6 +279,8 @@ MEASUREMENTS: dict[str, Callable[[Bench], Row]] = {
     "batch-callers": lambda b: batch_sends(b, groups=0, callers=CALLERS, target=0.6),
     "batch-groups": lambda b: batch_sends(b, groups=1000, callers=1, target=None),
     "batch-groups-callers": lambda b: batch_sends(b, groups=1000, callers=CALLERS, target=0.6),
+    "sustained-single": lambda b: sustained_sends(b, 1),
+    "sustained-batch": lambda b: sustained_sends(b, BATCH),
     "receive-32": lambda b: receive_and_ack(b, limit=32, groups=0, target=25_000),
     "receive-1000": lambda b: receive_and_ack(b, limit=1000, groups=0, target=200_000),
     "fifo-32": lambda b: receive_and_ack(b, limit=32, groups=1000, target=15_000),

@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 
 import psutil
 
-from benchmarks.measured import Measurement, Row, run
+from benchmarks.measured import Measurement, Row, run, synced_per_s
 from rmq_pipeline.flight.client import Client
 
 TOPICS: Final = ("sent", "received", "pushed", "latency", "bulk", "idle")
@@ -165,28 +165,13 @@ def servers(folder: Path) -> Iterator[Servers]:
     """All of them, for the time of a block."""
     with (
         tempfile.TemporaryDirectory(prefix="client-", dir=folder) as home,
-        lines("benchmarks.empty_endpoint") as empty,
         broker(folder) as (address, process),
+        lines("benchmarks.empty_endpoint", address) as empty,
         # The client writes its log below the home of its user.
         lines("benchmarks.grpc_load", HOME=home) as load,
     ):
         addresses = (empty.read().strip(), address)
         yield Servers(load, addresses, (psutil.Process(empty.process.pid), process))
-
-
-def synced_per_s(folder: Path, n: int = 1000) -> float:
-    """Frames of one message that the disk takes one after another."""
-    path, data = folder / "limit", os.urandom(FRAME_BYTES)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        os.posix_fallocate(descriptor, 0, n * FRAME_BYTES)
-        start = time.perf_counter()
-        for number in range(n):
-            os.pwritev(descriptor, [data], number * FRAME_BYTES, os.RWF_DSYNC)
-        return n / (time.perf_counter() - start)
-    finally:
-        os.close(descriptor)
-        path.unlink()
 
 
 def rows_of(
@@ -205,7 +190,7 @@ def rows_of(
 def sending(folder: Path, scale: float) -> list[Row]:
     """Official producers."""
     with servers(folder) as pair:
-        disk = synced_per_s(folder)
+        disk = synced_per_s(folder, 1000, FRAME_BYTES)
         rows = [Row("synced frames of one message", disk, "/s")]
         one = pair.compare("send_1", "sent", scale=scale)
         limit = 1 / (1 / one[0].rate + 1 / disk)

@@ -22,7 +22,9 @@ from rich.table import Table
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import DispatchBehindError
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.limits import MIB
 from rmq_pipeline.serving.interpreter import SWITCH_INTERVAL_S, calm_garbage_collection
+from rmq_pipeline.store.log.log_file import PAGE_BYTES, LogFile
 
 BODY_BYTES = 256
 #: Different pieces that a limit writes in turn, as rows do: the same one again lies in the cache.
@@ -98,19 +100,8 @@ class Bench:
         return max(1, int(n * self.scale))
 
     def limit(self, times: int, written: int) -> float:
-        """Appends of ``written`` bytes in so many parts, each synced: per second."""
-        path = self.folder / "limit"
-        parts = [os.urandom(max(1, written // times)) for _ in range(PARTS)]
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            with seconds() as taken:
-                for i in range(times):
-                    os.write(descriptor, parts[i % PARTS])
-                    os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
-            path.unlink()
-        return times / taken[0]
+        """Return writes per second of ``written`` bytes in ``times`` parts."""
+        return synced_per_s(self.folder, times, max(1, written // times))
 
     def settled(self) -> None:
         """Dispatch has nothing left to do that would be counted with the next measurement."""
@@ -124,6 +115,23 @@ def seconds() -> Iterator[list[float]]:
     start = time.perf_counter()
     yield taken
     taken.append(time.perf_counter() - start)
+
+
+def synced_per_s(folder: Path, times: int, size: int) -> float:
+    """Return how many parts of ``size`` bytes a commit log's file takes per second, each synced.
+
+    The file is the log's own, so small parts find blocks that were written before.
+    """
+    room = PAGE_BYTES + (times + 1) * size + MIB
+    file = LogFile.create(folder, base=0, size=room, seed=1, schemas={})
+    parts = [os.urandom(size) for _ in range(PARTS)]
+    try:
+        with seconds() as taken:
+            for i in range(times):
+                file.write([parts[i % PARTS]], position=i * size, length=size, dsync=True)
+    finally:
+        file.path.unlink()
+    return times / taken[0]
 
 
 def bodies(n: int, size: int = BODY_BYTES) -> pa.Array:
