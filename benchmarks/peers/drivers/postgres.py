@@ -24,7 +24,7 @@ from benchmarks.peers.driver import (
 from tests.postgres_server import PostgresServer
 
 #: More than the defaults, which are made for small machines; nothing that weakens durability.
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {
     "autovacuum_naptime": "5s",
     "max_wal_size": "4GB",
     "shared_buffers": "1GB",
