@@ -460,7 +460,7 @@ class Engine:
                 self.writer.submit(TrimIndex(rows // PAGE_ROWS, self.database.dispatched))
                 self.members.let_go(self.writer.submit)
             except Exception as error:  # without this thread nothing is ever rebuilt
-                if not (self._closing.is_set() or isinstance(error, StandbyError)):
+                if not (self._closing.is_set() or isinstance(error, StandbyError | LogFencedError)):
                     log.exception("Housekeeping has failed; the broker tries again.")
 
     def _why_failed(self) -> BaseException | None:
