@@ -2,8 +2,8 @@
 
 A fork is a broker in a moment, where an interpreter with DuckDB and Arrow takes a second to start.
 A line of its input is a task: {"serve": home, "flight": address, "grpc": address, "upkeep": who,
-"settings": some, "standby": True}, {"victim": arguments} or {"reap": pid}; its answers are a pid,
-or the status of a process that has ended.
+"settings": some, "standby": True}, {"victim": arguments}, {"reap": pid} or {"ended": pid}; its
+answers are a pid, the status of a process that has ended, or whether it has ended, 1 or 0.
 """
 
 import ctypes
@@ -94,6 +94,9 @@ def main() -> None:
         task = json.loads(line)
         if "reap" in task:
             answer = os.waitstatus_to_exitcode(os.waitpid(task["reap"], 0)[1])
+        elif "ended" in task:
+            how = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it is left to be reaped
+            answer = int(os.waitid(os.P_PID, task["ended"], how) is not None)
         else:
             answer = _fork(task, Path(sys.argv[1]))
         sys.stdout.write(f"{answer}\n")
