@@ -16,6 +16,7 @@ from rmq_pipeline.store.log import catching_up
 from rmq_pipeline.store.log.catching_up import DivergedLogError
 from rmq_pipeline.store.log.log_store import Layout
 from rmq_pipeline.store.log.postgres_store import PostgresStore
+from tests.broken_wire import BrokenWire
 from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
@@ -72,6 +73,18 @@ def test_a_late_append_of_a_dropped_connection_stores_nothing(
 
     assert done.rowcount == 0
     assert store.epoch == epoch + 1
+
+
+def test_a_renewal_without_an_answer_says_how_long_it_waited(
+    open_store: Open, postgres: PostgresServer, database: str
+) -> None:
+    with BrokenWire(postgres.address) as wire:
+        store = open_store(database.replace(postgres.address, wire.address))
+        assert store.renew()
+        wire.hold_requests()
+
+        with pytest.raises(LogStoreError, match=r"cannot be reached: no answer within 0\.15 s"):
+            store.renew()
 
 
 def test_a_commit_that_only_the_primary_has_is_in_doubt(

@@ -514,9 +514,17 @@ class PostgresStore(LeadableStore):
 
 @contextmanager
 def _limited(connection: "psycopg.Connection[Any]", seconds: float) -> Iterator[None]:
-    """Cut a connection if the block takes longer: a server that hangs answers nothing else."""
+    """Cut a connection if the block takes longer: a server that hangs answers nothing else.
+
+    Raises:
+        psycopg.OperationalError: the block took longer. The driver says that the server has closed
+            the connection.
+    """
+    is_cut = False
 
     def cut() -> None:
+        nonlocal is_cut
+        is_cut = True
         with (
             suppress(psycopg.Error, OSError),
             socket.socket(fileno=os.dup(connection.fileno())) as s,
@@ -528,5 +536,9 @@ def _limited(connection: "psycopg.Connection[Any]", seconds: float) -> Iterator[
     timer.start()
     try:
         yield
+    except psycopg.Error as error:
+        if not is_cut:
+            raise
+        raise psycopg.OperationalError(f"no answer within {seconds:.3g} s") from error
     finally:
         timer.cancel()
