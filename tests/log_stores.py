@@ -8,7 +8,7 @@ import obstore
 
 from rmq_pipeline.broker.work.home import FORMAT
 from rmq_pipeline.store.log.log_store import LogStore
-from rmq_pipeline.store.log.object_chain import Entry, Kind
+from rmq_pipeline.store.log.chain import Entry, Kind
 from rmq_pipeline.store.log.object_store_log import ObjectStoreLog
 from rmq_pipeline.store.log.postgres_store import PostgresStore
 from tests.object_store import BUCKET, ObjectStore

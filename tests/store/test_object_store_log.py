@@ -16,8 +16,8 @@ from rmq_pipeline.errors import (
     LogStoreError,
 )
 from rmq_pipeline.storage.bucket import Bucket, BucketError
-from rmq_pipeline.store.log.object_chain import Kind
-from rmq_pipeline.store.log.object_store_log import ObjectStoreLog
+from rmq_pipeline.store.log.chain import Kind
+from rmq_pipeline.store.log.object_store_log import BucketSlots, ObjectStoreLog
 from tests.broken_wire import BrokenWire
 from tests.log_stores import BucketLogs
 from tests.object_store import ObjectStore
@@ -265,7 +265,7 @@ def test_a_lease_of_an_older_epoch_counts_for_nothing(
     old = open_store()
     new = open_store(force=True)
     key = logs.key(address, "lease.json")
-    old._put_lease(old._bucket, released=True)  # comes late, after that of the new leader
+    old._put_lease(is_hurried=False, released=True)  # comes late, after that of the new leader
 
     third = open_store(claim=False)
     with pytest.raises(LogHeldError):
@@ -397,14 +397,13 @@ def test_a_leader_whose_frame_in_doubt_was_deleted_by_another_one_is_fenced(
 
 
 def test_the_newest_of_many_marks_is_found_by_few_requests(
-    open_store: Open, monkeypatch: pytest.MonkeyPatch
+    open_store: Open, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mark is put for every 8 MiB that are deleted, and marks stay."""
     leader, asked = open_store(), []
     for number in range(40):
         leader.append(64 * number, FRAME)
         leader.trim(64 * number)
-    standby = open_store(claim=False)
     ask = Bucket.exists
 
     def count(bucket: Bucket, name: str) -> bool:
@@ -412,9 +411,9 @@ def test_the_newest_of_many_marks_is_found_by_few_requests(
         return ask(bucket, name)
 
     monkeypatch.setattr(Bucket, "exists", count)
-    standby._chain._mark = standby._chain._first = 0  # as in a process that has just started
+    slots = BucketSlots(address, timeout_s=2.0)  # as in a process that has just started
 
-    assert standby._chain.first() == leader._chain.first() == 40
+    assert slots.first() == leader._slots.first() == 40
     assert len([name for name in asked if name.startswith("first/")]) < 15
 
 

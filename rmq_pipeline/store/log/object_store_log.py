@@ -1,52 +1,187 @@
-"""The commit log in an object store: one object a frame, put only if its name is free.
+"""The commit log in an object store: one object an entry, put only if its name is free.
 
-The store needs conditional puts (If-None-Match), and reads that see the last put. object_chain.py
-has the entries and says why no clock and no listing decides anything. Credentials come from the
-environment: an address with a secret is refused, because settings and command lines are shown.
+The store needs conditional puts (If-None-Match), and reads that see the last put. Listings may lag:
+names have no gaps, so the end is found by asking for names. Credentials come from the environment:
+an address with a secret is refused, because settings and command lines are shown.
 
     log.json         which log this is; put once
-    entries/, first/ the chain
-    lease.json       last sign of life of the leader; a wrong one costs time, never a message
+    entries/NUMBER   the chain
+    first/NUMBER     a mark: frames before an entry are deleted
+    lease.json       last sign of life of the leader
+
+The name of a deleted object is free again. So only frames are deleted: an old leader that sleeps
+for a month has another broker's claim at its next number.
 """
 
-import base64
-import json
 import secrets
 import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 from typing_extensions import override
 
 from rmq_pipeline import durable_files
-from rmq_pipeline.errors import HomeFormatError, LogFencedError, LogStoreError
+from rmq_pipeline.errors import HomeFormatError, LogStoreError
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.settings import check_log_store
 from rmq_pipeline.storage.bucket import Bucket, BucketError
 from rmq_pipeline.storage.place import at
 from rmq_pipeline.storage.root import StorageRootError, shown
-from rmq_pipeline.store.log.leadership import Held, LeadableStore, holder
-from rmq_pipeline.store.log.log_store import Layout, Lease, Stored
-from rmq_pipeline.store.log.object_chain import FORMAT, Chain, Entry, Kind, Taken, patient_s
+from rmq_pipeline.store.log.chain import FORMAT
+from rmq_pipeline.store.log.chained_log import (
+    FRAME_BYTES_MAX,
+    ID_BYTES,
+    ChainedLog,
+    lease_request_s,
+)
 
 _LOG: Final = "log.json"
 _LEASE: Final = "lease.json"
-_ID_BYTES: Final = 16
-#: Longest frame. An object could be longer, but the broker has the whole request in memory.
-_FRAME_BYTES_MAX: Final = 256 * MIB
-#: Shortest time limit of a request of a renewal: a new connection needs that much.
-_LEASE_REQUEST_S: Final = 0.2
 #: Names of the folder that are looked at before a new log is begun.
 _LOOKED_AT: Final = 20
+#: Bytes per second that a slow connection is given, beyond the time limit of every request.
+_SLOWEST: Final = 4 * MIB
+_DELETE_NAMES: Final = 1000
 
 
-class ObjectStoreLog(LeadableStore):
+class BucketSlots:
+    """Slots whose entries are objects, numbered by their names; see ``chain.Slots``."""
+
+    origin = 0
+    slot_bytes = FRAME_BYTES_MAX + MIB
+    deletes_frames_only = True
+
+    def __init__(self, address: str, *, timeout_s: float) -> None:
+        """Prepare the slots; nothing is read.
+
+        Args:
+            timeout_s: longest time of a request, in addition to the time of large entries.
+        """
+        self.address = shown(address)
+        self.bucket = Bucket(address, timeout_s=timeout_s)
+        self._patient = Bucket(address, timeout_s=timeout_s + FRAME_BYTES_MAX / _SLOWEST)
+        self._patient_from = max(MIB, int(timeout_s * _SLOWEST))
+        #: Newest mark.
+        self._mark = 0
+        self.seen_first = 0
+        self._marking = threading.Lock()
+        #: All frames before this entry are deleted, as far as this process knows.
+        self._swept = 0
+
+    def name(self, number: int) -> str:
+        """See Slots."""
+        return f"The object {name_of(number)}"
+
+    def put(self, number: int, data: bytes) -> bool:
+        """See Slots."""
+        with answering():
+            return self._bucket_of(len(data)).put_if_absent(name_of(number), data)
+
+    def read(self, number: int, *, start: int = 0, length: int) -> bytes | None:
+        """See Slots."""
+        with answering():
+            return self._bucket_of(length).read(name_of(number), start=start, length=length)
+
+    def _bucket_of(self, size: int) -> Bucket:
+        return self.bucket if size < self._patient_from else self._patient
+
+    def last(self, seen: int | None) -> int | None:
+        """See Slots."""
+        while True:
+            first = self.first()
+            low = first
+            if seen is not None and seen > first:
+                low = seen
+            elif not self._exists(name_of(first)):
+                if first == 0:
+                    return None
+                if self.first() == first:
+                    raise LogStoreError(
+                        f"{self.name(first)} in {self.address} is missing.",
+                        remedy="Restore it from an older version or a replica.",
+                    )
+                continue
+            low = self._last_from(low, name_of)
+            # Frames that were deleted meanwhile would look like the end.
+            if self.first() == first or low >= self.seen_first:
+                return low
+
+    def first(self) -> int:
+        """See Slots."""
+        mark = self._mark
+        if self._exists(_mark_name(mark + 1)):
+            mark = self._last_from(mark + 1, _mark_name)
+            self._note_mark(mark, self._marked(mark))
+        return self.seen_first
+
+    def _last_from(self, low: int, name_of: Callable[[int], str]) -> int:
+        """Return the last number that has an object, from one on that has; there are no gaps."""
+        step = 1
+        while self._exists(name_of(low + step)):
+            low, step = low + step, step * 2
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._exists(name_of(middle)):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _exists(self, name: str) -> bool:
+        with answering():
+            return self.bucket.exists(name)
+
+    def _marked(self, mark: int) -> int:
+        """Return the first entry that a mark leaves; 0 for the time before the first mark."""
+        if not mark:
+            return 0
+        with answering():
+            content = self.bucket.read(_mark_name(mark))
+        try:
+            return int(content or b"")
+        except ValueError as error:
+            raise LogStoreError(
+                f"The object {_mark_name(mark)} in {self.address} is none of a commit log.",
+                remedy="Restore it from an older version or a replica.",
+            ) from error
+
+    def _note_mark(self, mark: int, first: int) -> None:
+        with self._marking:
+            self._mark, self.seen_first = max(self._mark, mark), max(self.seen_first, first)
+
+    def delete(self, stop: int, frames_in: Callable[[int, int], Iterator[int]]) -> None:
+        """See Slots. A mark says what goes before it goes, so that no reader misses it."""
+        first = self.first()
+        if self._swept < first:  # a deletion may have ended halfway, also an earlier leader's
+            self._delete(frames_in(self._marked(self._mark - 1), first))
+            self._swept = first
+        if stop > first:
+            self._put_mark(stop)
+            self._delete(frames_in(first, stop))
+            self._swept = stop
+
+    def _put_mark(self, first: int) -> None:
+        while self.first() < first:
+            mark = self._mark + 1
+            with answering():
+                if self.bucket.put_if_absent(_mark_name(mark), b"%d" % first):
+                    self._note_mark(mark, first)
+
+    def _delete(self, numbers: Iterator[int]) -> None:
+        names: list[str] = []
+        with answering():
+            for number in numbers:
+                names.append(name_of(number))
+                if len(names) == _DELETE_NAMES:
+                    self.bucket.delete(names)
+                    names.clear()
+            self.bucket.delete(names)
+
+
+class ObjectStoreLog(ChainedLog):
     """A log in a folder of a bucket, for one broker."""
-
-    frame_bytes_max = _FRAME_BYTES_MAX
 
     def __init__(self, address: str, *, timeout_s: float, lease_s: float, home_format: int) -> None:
         """Prepare the store; ``look`` reads from it.
@@ -57,47 +192,32 @@ class ObjectStoreLog(LeadableStore):
             lease_s: time after the last renewal at which another broker may lead.
             home_format: format of this broker's home, which says how the frames are applied.
         """
-        super().__init__(shown(check_log_store(address)), home_format=home_format)
-        self._place = address
-        self._lease_s = lease_s
-        self._bucket = Bucket(address, timeout_s=timeout_s)
-        # A renewal has two requests, and is given up after half a lease.
-        limit_s = max(lease_s / 4, _LEASE_REQUEST_S)
-        self._lease_bucket = Bucket(address, timeout_s=min(timeout_s, limit_s))
-        self._chain = Chain(
-            self._bucket,
-            Bucket(address, timeout_s=patient_s(timeout_s, _FRAME_BYTES_MAX)),
-            timeout_s=timeout_s,
-            writer=bytes.fromhex(self._writer),
+        check_log_store(address)
+        limit_s = lease_request_s(lease_s, timeout_s=timeout_s)
+        slots = BucketSlots(address, timeout_s=timeout_s)
+        hurried = BucketSlots(address, timeout_s=limit_s)
+        super().__init__(
+            slots.address,
+            slots=slots,
+            hurried=hurried,
+            lease_s=lease_s,
             home_format=home_format,
         )
-        self._appends = ThreadPoolExecutor(1, thread_name_prefix="rmq-log-append")
-        self._under_way: Future[None] | None = None
+        self._place = address
+        self._bucket, self._lease_bucket = slots.bucket, hurried.bucket
         self._is_tried = False
-        self._leads = False
-        self._renewals = 0
-        self._lease_lock = threading.Lock()
-        self._files_lock = threading.Lock()
-        #: The lease and the epoch as last seen, and when they were first seen so.
-        self._seen: tuple[bytes | None, int] | None = None
-        self._seen_at = 0.0
-        self._layouts: tuple[int, list[Layout]] = (-1, [])
-        self._files: tuple[int, dict[str, bytes]] = (-1, {})
 
-    # ------------------------------------------------------------------------------- leadership
-
-    def look(self) -> None:
-        """See LogStore."""
-        with self._answering():
+    @override
+    def _find_log(self) -> tuple[str, int]:
+        with answering():
             found = self._bucket.read(_LOG)
             if found is None:
                 found = self._made()
-            self._read(found)
-            if not self._is_tried:
-                self._try_conditions()
-                self._is_tried = True
-            tip = self._chain.find_tip()
-            self._check_home_format(0 if tip is None else tip.home_format)
+        id_, seed = self._read(found)
+        if not self._is_tried:
+            self._try_conditions()
+            self._is_tried = True
+        return id_, seed
 
     def _made(self) -> bytes:
         """Make the log in a folder without objects, and return what the maker has said of it."""
@@ -114,7 +234,7 @@ class ObjectStoreLog(LeadableStore):
             self._is_tried = True
             log = {
                 "format": FORMAT,
-                "id": secrets.token_hex(_ID_BYTES),
+                "id": secrets.token_hex(ID_BYTES),
                 "seed": secrets.randbits(32),
             }
             self._bucket.put_if_absent(_LOG, durable_files.dump_json(log))
@@ -123,11 +243,11 @@ class ObjectStoreLog(LeadableStore):
             raise LogStoreError(f"{self.address} does not have what was just put there.")
         return found
 
-    def _read(self, content: bytes) -> None:
+    def _read(self, content: bytes) -> tuple[str, int]:
         try:
             log = durable_files.load_json(content)
             written_as, seed, id_ = int(log["format"]), int(log["seed"]), str(log["id"])
-            if len(bytes.fromhex(id_)) != _ID_BYTES:
+            if len(bytes.fromhex(id_)) != ID_BYTES:
                 raise ValueError(f"id {id_}")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise LogStoreError(
@@ -140,9 +260,7 @@ class ObjectStoreLog(LeadableStore):
                 f" reads {FORMAT}.",
                 remedy="Use the version of rmq_pipeline that made it, or an empty prefix.",
             )
-        if self.id and id_ != self.id:
-            raise LogFencedError(f"{self.address} has another log than before.")
-        self.id, self.seed, self._chain.log = id_, seed, bytes.fromhex(id_)
+        return id_, seed
 
     def _try_conditions(self) -> None:
         """Check that the store keeps conditions of puts: without them there could be two logs."""
@@ -159,227 +277,31 @@ class ObjectStoreLog(LeadableStore):
                 error
             )
 
-    def lease(self) -> Lease:
-        """See LogStore."""
-        with self._answering():
-            said, runs = self._look_at_lease()
-            self._chain.note(said["number"])
-        return Lease(said["holder"], runs)
-
-    def _look_at_lease(self) -> tuple[dict[str, Any], bool]:
-        """Return the last lease, and whether it runs.
-
-        No clock is shared: a lease runs for its time after this broker has first seen it, or a new
-        epoch. One that another epoch has ended counts for nothing.
-        """
-        content, tip = self._bucket.read(_LEASE), self._chain.tip
-        epoch = 0 if tip is None else tip.epoch
-        if self._seen != (content, epoch):
-            self._seen, self._seen_at = (content, epoch), time.monotonic()
-        said = _lease_of(content, lease_ms=round(self._lease_s * 1000))
-        if tip is None or (said["released"] and said["epoch"] == epoch):
-            return said, False
-        return said, time.monotonic() - self._seen_at < said["lease_ms"] / 1000
+    @override
+    def _read_lease(self) -> bytes | None:
+        with answering():
+            return self._bucket.read(_LEASE)
 
     @override
-    def _try_to_lead(self, *, force: bool) -> Held | None:
-        with self._answering():
-            tip = self._chain.find_tip()
-            self._check_home_format(0 if tip is None else tip.home_format)
-            looked_at = 0 if tip is None else tip.epoch
-            said, runs = self._look_at_lease()
-            if runs and said["writer"] != self._writer and not force:
-                return Held(said["holder"], lease_ms=said["lease_ms"], mark=self._seen)
-            if not self._chain.claim(self._claim(), after=looked_at, force=force):
-                return Held(said["holder"], lease_ms=said["lease_ms"], mark=object())
-            self.epoch, self._leads = self._chain.epoch, True
-            # Without this lease another broker would wait for its time, and lead then.
-            with suppress(BucketError):
-                self._put_lease(self._bucket)
-        return None
-
-    def reclaim(self) -> None:
-        """See LogStore."""
-        with self._answering():
-            self._chain.reclaim(self._claim())
-        self.epoch = self._chain.epoch
-
-    def _claim(self) -> bytes:
-        return durable_files.dump_json({"holder": holder(), "salt": secrets.token_hex(8)})
-
-    def renew(self) -> bool:
-        """See LogStore."""
-        with self._lease_lock, self._answering():
-            if self._chain.is_superseded(bucket=self._lease_bucket):
-                self._leads = False
-                return False
-            self._put_lease(self._lease_bucket)
+    def _write_lease(self, content: bytes, *, is_hurried: bool) -> bool:
+        with answering():
+            (self._lease_bucket if is_hurried else self._bucket).put(_LEASE, content)
         return True
 
-    def _put_lease(self, bucket: Bucket, *, released: bool = False) -> None:
-        self._renewals += 1
-        tip = self._chain.tip
-        said = {
-            "writer": self._writer,
-            "holder": holder(),
-            "epoch": self._chain.epoch,
-            "lease_ms": round(self._lease_s * 1000),
-            "released": released,
-            "number": 0 if tip is None else tip.number,
-            "renewals": self._renewals,
-        }
-        bucket.put(_LEASE, durable_files.dump_json(said))
 
-    def close(self) -> None:
-        """See LogStore."""
-        self.abandon()
-        with self._lease_lock:
-            if self._leads:
-                self._leads = False
-                with suppress(BucketError, LogStoreError, HomeFormatError):
-                    if not self._chain.is_superseded(bucket=self._lease_bucket):
-                        self._put_lease(self._lease_bucket, released=True)
-        self._appends.shutdown(wait=True)
-        self._chain.close()
-
-    # ---------------------------------------------------------------------------------- appends
-
-    def begin(self, position: int, frame: bytes) -> None:
-        """See LogStore."""
-        try:
-            self._under_way = self._appends.submit(
-                self._put_frame, position, frame, epoch=self._chain.epoch
-            )
-        except RuntimeError as error:
-            raise LogStoreError(f"The commit log in {self.address} is closed.") from error
-
-    def finish(self) -> None:
-        """See LogStore."""
-        assert self._under_way is not None, "a frame that begin has sent"
-        self._under_way.result()
-        self._under_way = None
-
-    @override
-    def append(self, position: int, frame: bytes) -> None:
-        self._put_frame(position, frame, epoch=self._chain.epoch)
-
-    def settle(self, position: int, frame: bytes) -> None:
-        """See LogStore: a put of the same frame under the same name cannot double it."""
-        self._put_frame(position, frame, epoch=self._chain.epoch)
-
-    def _put_frame(self, position: int, frame: bytes, *, epoch: int) -> None:
-        with self._answering():
-            self._chain.put_frame(position, frame, epoch=epoch)
-
-    def abandon(self) -> None:
-        """See LogStore. A put that is under way ends by itself; the next one waits for it."""
-        self._under_way = None
-
-    # ------------------------------------------------------------------------------------ reads
-
-    def last(self) -> Stored | None:
-        """See LogStore."""
-        with self._answering():
-            tip = self._chain.find_tip()
-            if tip is None or tip.frame < 0:
-                return None
-            return _stored(tip if tip.frame == tip.number else self._chain.at(tip.frame))
-
-    def headers(self, start: int) -> Iterator[Stored]:
-        """See LogStore."""
-        with self._answering():
-            for entry in self._chain.headers(start):
-                if entry.kind == Kind.FRAME and entry.position >= start:
-                    yield _stored(entry)
-
-    def frames(self, start: int) -> Iterator[tuple[Stored, bytes]]:
-        """See LogStore."""
-        with self._answering():
-            for entry, payload in self._chain.walk(start):
-                if entry.kind == Kind.FRAME and entry.position >= start:
-                    yield _stored(entry), payload
-
-    def layouts(self) -> list[Layout]:
-        """See LogStore."""
-        tip = self._chain.tip
-        number = -1 if tip is None else tip.layout
-        if number != self._layouts[0]:
-            with self._answering():
-                said = json.loads(self._chain.payload(number)) if number >= 0 else []
-            found = [Layout(start, version, bytes.fromhex(hex_)) for start, version, hex_ in said]
-            self._layouts = (number, found)
-        return list(self._layouts[1])
-
-    def put_layout(self, layout: Layout) -> None:
-        """See LogStore."""
-
-        def payload() -> bytes:
-            # One at the same start has no frame yet: its leader died before its first one.
-            found = [each for each in self.layouts() if each.start < layout.start] + [layout]
-            said = [[each.start, each.version, each.fingerprint.hex()] for each in found]
-            return json.dumps(said).encode()
-
-        with self._answering():
-            self._chain.put(Kind.LAYOUT, payload)
-
-    def trim(self, before: int) -> None:
-        """See LogStore. The last frame stays."""
-        with self._answering():
-            if self._chain.is_superseded():
-                raise self._fenced()
-            self._chain.trim(before)
-
-    def file(self, name: str) -> bytes | None:
-        """See LogStore."""
-        with self._answering():
-            return self._files_now().get(name)
-
-    def put_file(self, name: str, content: bytes) -> None:
-        """See LogStore. Files are entries, so an old leader's put cannot come late."""
-
-        def payload() -> bytes:  # with a file of an earlier put that was in doubt
-            files = {**self._files_now(), name: content}
-            said = {each: base64.b64encode(data).decode() for each, data in files.items()}
-            return json.dumps(said).encode()
-
-        with self._files_lock, self._answering():
-            self._chain.put(Kind.FILES, payload)
-
-    def _files_now(self) -> dict[str, bytes]:
-        tip = self._chain.tip
-        number = -1 if tip is None else tip.files
-        if number != self._files[0]:
-            said = json.loads(self._chain.payload(number)) if number >= 0 else {}
-            self._files = (number, {name: base64.b64decode(data) for name, data in said.items()})
-        return self._files[1]
-
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
-        """Translate the errors of the bucket and of the chain."""
-        try:
-            yield
-        except Taken as error:
-            raise self._fenced() from error
-        except BucketError as error:
-            raise LogStoreError(error.message, remedy=error.remedy) from error
+@contextmanager
+def answering() -> Iterator[None]:
+    """Translate the errors of a bucket."""
+    try:
+        yield
+    except BucketError as error:
+        raise LogStoreError(error.message, remedy=error.remedy) from error
 
 
-def _stored(entry: Entry) -> Stored:
-    return Stored(entry.position, entry.length, entry.crc)
+def name_of(number: int) -> str:
+    """Return the name of the object of an entry."""
+    return f"entries/{number:020}"
 
 
-def _lease_of(content: bytes | None, *, lease_ms: int) -> dict[str, Any]:
-    """Return what a lease says; an unreadable one runs for its time, as others do."""
-    said: dict[str, Any] = {
-        "writer": "",
-        "holder": "",
-        "epoch": 0,
-        "lease_ms": lease_ms,
-        "released": False,
-        "number": 0,
-    }
-    with suppress(ValueError, AttributeError, RecursionError):
-        read = durable_files.load_json(content) if content is not None else {}
-        same = {name: read[name] for name in said if type(read.get(name)) is type(said[name])}
-        said.update(same)
-    return said
+def _mark_name(mark: int) -> str:
+    return f"first/{mark:010}"

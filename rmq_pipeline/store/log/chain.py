@@ -1,14 +1,14 @@
-"""The entries of a commit log in an object store: numbered objects, each written once.
+"""The entries of a commit log in a store with numbered slots, each of which takes one entry.
 
-    entries/NUMBER   a claim of a broker to lead, a frame, a layout, or files that leaders hand on
-    first/NUMBER     a mark: frames before an entry are deleted
+An entry is a claim of a broker to lead, a frame, a layout, or files that leaders hand on. It is put
+only into a free slot, and only after the entry before it was seen. So numbers have no gaps, and
+every entry is in the chain.
 
-An entry is put only if its name is free, and only after the entry before it was seen. So names have
-no gaps, every object is in the chain, and a reader finds the end by names alone: listings may lag.
+A claim takes the next number, as a frame does. The old leader's next put has the same number and is
+refused, also if it comes late, and it never goes on to another number.
 
-A claim takes the next number, as a frame does. The old leader's next put has the same name and is
-refused, also if it comes late, and it never goes on to another number. So claims are never deleted:
-the name of a deleted object is free again.
+A payload that is too long for one slot has its first bytes in parts, in the slots just before its
+entry. Parts count for nothing until that entry is there: a claim that comes first ends them.
 """
 
 import threading
@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import IntEnum
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from rmq_pipeline.errors import HomeFormatError, LogStoreError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.storage.bucket import Bucket
 from rmq_pipeline.store.log.frame import crc32
 
 #: Format of the entries' headers.
@@ -31,15 +30,12 @@ _MAGIC: Final = b"RMQENTRY"
 _HEADER: Final = Struct("<8sHHIQQQQIqqqq16s16s")
 _CRC: Final = Struct("<I")
 _HEADER_BYTES: Final = _HEADER.size + _CRC.size
-#: First part of an entry that is read; longer entries take a second request.
-_PART_BYTES: Final = MIB
-#: Bytes per second that a slow connection is given, beyond the time limit of every request.
-_SLOWEST: Final = 4 * MIB
-#: Entries whose first parts are read at the same time.
+#: First bytes of an entry that are read; longer entries take a second request.
+_HEAD_BYTES: Final = MIB
+#: Entries whose first bytes are read at the same time.
 _AHEAD: Final = 8
 #: Tries to put a claim before the next frame of a leader that writes.
 _CLAIM_TRIES: Final = 100
-_DELETE_NAMES: Final = 1000
 _NONE: Final = -1
 
 
@@ -50,6 +46,8 @@ class Kind(IntEnum):
     FRAME = 2
     LAYOUT = 3
     FILES = 4
+    #: First bytes of the payload of one of the others.
+    PART = 5
 
 
 class Taken(Exception):  # noqa: N818 it is an answer of the store
@@ -87,21 +85,67 @@ class Entry(NamedTuple):
         return data + _CRC.pack(crc32(data))
 
 
+class Slots(Protocol):
+    """Numbered slots of a store. All methods are thread-safe and raise LogStoreError."""
+
+    #: Address without secrets, for people.
+    address: str
+    #: Number of the first slot.
+    origin: int
+    #: Most bytes that a slot takes.
+    slot_bytes: int
+    #: Number of the first slot with an entry that was not deleted, as last seen.
+    seen_first: int
+    #: A deletion takes frames and their parts only, and later the slots are free again. False: it
+    #: takes all entries, and numbers are never used again.
+    deletes_frames_only: bool
+
+    def put(self, number: int, data: bytes) -> bool:
+        """Put an entry into a free slot after all others; return False if the store refuses it.
+
+        After a lost answer, False may mean the caller's own entry: read it.
+        """
+        ...
+
+    def read(self, number: int, *, start: int = 0, length: int) -> bytes | None:
+        """Return some bytes of an entry; None if the slot is free, or its entry was deleted."""
+        ...
+
+    def first(self) -> int:
+        """Return the number of the first entry that no deletion has given up."""
+        ...
+
+    def last(self, seen: int | None) -> int | None:
+        """Return the number of the newest entry; None if there has been none.
+
+        Args:
+            seen: number of an entry that this broker has seen; None: it has seen none.
+        """
+        ...
+
+    def delete(self, stop: int, frames_in: Callable[[int, int], Iterator[int]]) -> None:
+        """Give up the frames before an entry; the others stay if the store cannot free numbers.
+
+        Args:
+            frames_in: yields the numbers of frames among entries, and of their parts.
+        """
+        ...
+
+    def name(self, number: int) -> str:
+        """Return the name of a slot, for people."""
+        ...
+
+
 class Chain:
     """The entries of one log. Reads are for one thread at a time, puts and ``trim`` for all."""
 
-    def __init__(
-        self, bucket: Bucket, patient: Bucket, *, timeout_s: float, writer: bytes, home_format: int
-    ) -> None:
+    def __init__(self, slots: Slots, *, writer: bytes, home_format: int) -> None:
         """Prepare the chain; nothing is read.
 
         Args:
-            patient: the same bucket, with a time limit for the longest entries.
-            timeout_s: time limit of ``bucket``.
             writer: name of this broker, a new one in each process.
         """
-        self._bucket, self._patient = bucket, patient
-        self._patient_from = max(MIB, int(timeout_s * _SLOWEST))
+        self._slots = slots
         self._writer = writer
         self._home_format = home_format
         #: Id of the log, which all entries have.
@@ -115,11 +159,6 @@ class Chain:
         self._is_in_doubt = False
         #: Held while an entry is put, until its outcome is known or in doubt.
         self._putting = threading.RLock()
-        #: Newest mark, and the first entry that it leaves.
-        self._mark = self._first = 0
-        self._marking = threading.Lock()
-        #: All frames before this entry are deleted, as far as this process knows.
-        self._swept = 0
         self._trimming = threading.Lock()
         #: Where the last read has ended: a log position, and the number of the next entry.
         self._cursor = (0, 0)
@@ -161,7 +200,7 @@ class Chain:
         crc = crc32(frame)
         with self._putting:
             if self.epoch and self.epoch != epoch:
-                raise LogStoreError(f"The epoch {epoch} in {self._bucket.address} is over.")
+                raise LogStoreError(f"The epoch {epoch} in {self._slots.address} is over.")
             while not self._has(position, length=len(frame), crc=crc):
                 self._put(Kind.FRAME, lambda: frame, crc=crc, position=position)
 
@@ -171,7 +210,7 @@ class Chain:
             return False
         if tip.end < position:
             raise LogStoreError(
-                f"The commit log in {self._bucket.address} ends at {tip.end} and has lost frames"
+                f"The commit log in {self._slots.address} ends at {tip.end} and has lost frames"
                 f" before {position}."
             )
         stored = tip if tip.frame == tip.number else self.at(tip.frame)
@@ -200,26 +239,42 @@ class Chain:
                 return
             payload = made()
             known = crc32(payload) if crc is None else crc
-            mine = self._following(tip, kind, length=len(payload), crc=known)
-            was_in_doubt, self._is_in_doubt = self._is_in_doubt, True
-            is_stored = self._bucket_of(len(payload)).put_if_absent(
-                name_of(mine.number), mine.packed() + payload
-            )
-            if was_in_doubt and self.first() > mine.number:
-                raise Taken
-            if is_stored:
-                self.tip, self._is_in_doubt = mine, False
+            *parts, last = self._cut(payload)
+            if all(
+                self._put_entry(Kind.PART, part, length=len(part), crc=crc32(part))
+                for part in parts
+            ) and self._put_entry(kind, last, length=len(payload), crc=known):
                 return
-            found = self.entry(mine.number)
-            if found is None:  # S3 refuses one of two puts at once, and takes it later
-                raise LogStoreError(f"A put to {self._bucket.address} was refused for the moment.")
-            if found.writer != self._writer:
+
+    def _cut(self, payload: bytes) -> list[bytes]:
+        """Cut a payload into what slots take."""
+        size = self._slots.slot_bytes - _HEADER_BYTES
+        if len(payload) <= size:
+            return [payload]
+        return [payload[at : at + size] for at in range(0, len(payload), size)]
+
+    def _put_entry(self, kind: Kind, data: bytes, *, length: int, crc: int) -> bool:
+        """Put an entry after the tip; return False if one in doubt of this broker is there."""
+        mine = self._following(self._led(), kind, length=length, crc=crc)
+        was_in_doubt, self._is_in_doubt = self._is_in_doubt, True
+        is_stored = self._slots.put(mine.number, mine.packed() + data)
+        if was_in_doubt and self._slots.first() > mine.number:
+            raise Taken
+        if is_stored:
+            self.tip, self._is_in_doubt = mine, False
+            return True
+        found = self.entry(mine.number)
+        if found is None:
+            if self._slots.first() > mine.number:  # of another leader, which has deleted it
                 raise Taken
-            # An entry of this broker whose answer was lost, now or earlier.
-            self.tip, self.epoch = found, max(self.epoch, found.epoch)
-            self._is_in_doubt = False
-            if found == mine:
-                return
+            # S3 refuses one of two puts at once, and takes it later.
+            raise LogStoreError(f"A put to {self._slots.address} was refused for the moment.")
+        if found.writer != self._writer:
+            raise Taken
+        # An entry of this broker whose answer was lost, now or earlier.
+        self.tip, self.epoch = found, max(self.epoch, found.epoch)
+        self._is_in_doubt = False
+        return found == mine
 
     def _led(self) -> Entry:
         if not self.epoch:  # a claim has failed meanwhile
@@ -243,7 +298,7 @@ class Chain:
 
     def _following(self, tip: Entry | None, kind: Kind, *, length: int, crc: int) -> Entry:
         """Return the header of the entry after another one."""
-        number = 0 if tip is None else tip.number + 1
+        number = self._slots.origin if tip is None else tip.number + 1
         epoch = self.epoch if kind != Kind.CLAIM else (0 if tip is None else tip.epoch) + 1
 
         def newest(of: Kind, before: int) -> int:
@@ -283,7 +338,7 @@ class Chain:
                 return False
             for _ in range(_CLAIM_TRIES):
                 mine = self._following(self.tip, Kind.CLAIM, length=len(payload), crc=crc)
-                if not self._bucket.put_if_absent(name_of(mine.number), mine.packed() + payload):
+                if not self._slots.put(mine.number, mine.packed() + payload):
                     found = self.entry(mine.number)
                     if found is None:
                         return False
@@ -292,9 +347,8 @@ class Chain:
                         return False
                     if found != mine:  # a frame of a leader that writes, without a lease
                         continue
-                # A put that was under way for long may have taken the name of a deleted frame. Its
-                # mark is older than its deletion.
-                if self.first() > mine.number:
+                # A put that was under way for long may have taken the slot of a deleted frame.
+                if self._slots.first() > mine.number:
                     self.tip = None
                     return False
                 self.tip, self.epoch = mine, mine.epoch
@@ -311,82 +365,56 @@ class Chain:
             self._put(Kind.CLAIM, lambda: payload)
             self.epoch = self._led().epoch
 
-    def is_superseded(self, *, bucket: Bucket | None = None) -> bool:
+    def is_superseded(self, *, slots: Slots | None = None) -> bool:
         """Return True if another broker's entry follows those of this leader.
 
         Args:
-            bucket: the same bucket, with a time limit of the caller's.
+            slots: the same slots, with a time limit of the caller's.
         """
         tip = self.tip
         if not self.epoch or tip is None:
             return True
-        found = self.entry(tip.number + 1, bucket=bucket)
-        if found is None:
-            is_deleted = self._is_in_doubt and self.first() > tip.number + 1
+        found = self.entry(tip.number + 1, slots=slots)
+        if found is None:  # then a claim is not deleted, but this leader's entry may be
+            may_be_deleted = self._is_in_doubt or not self._slots.deletes_frames_only
+            is_deleted = may_be_deleted and (slots or self._slots).first() > tip.number + 1
             return is_deleted and self.tip is tip
         return found.writer != self._writer
 
     def trim(self, before: int) -> None:
         """Delete frames that end at or before a log position; the last frame stays.
 
-        Claims, layouts and files stay. Safe for all threads of the leader.
+        Safe for all threads of the leader.
         """
         with self._trimming:
-            first, tip = self.first(), self.tip
-            if self._swept < first:  # a deletion may have ended halfway, also an earlier leader's
-                self._delete_frames(self._marked(self._mark - 1), first)
-                self._swept = first
-            if tip is None or tip.frame == _NONE:
-                return
-            stop = min(self._search(before, by_end=True), tip.frame)
-            if stop > first:
-                self._put_mark(stop)
-                self._delete_frames(first, stop)
-                self._swept = stop
+            tip, stop = self.tip, self._slots.first()
+            if tip is not None and tip.frame != _NONE:
+                kept = self.at(min(self._search(before, by_end=True), tip.frame))
+                stop = self._search(kept.position, by_end=False)  # with its parts
+            if not self._slots.deletes_frames_only:
+                self._put_again(Kind.LAYOUT, before=stop)
+                self._put_again(Kind.FILES, before=stop)
+            self._slots.delete(stop, self._frames_in)
 
-    def _delete_frames(self, start: int, stop: int) -> None:
-        """Delete the frames among entries that a mark has given up; some may be gone."""
-        doomed: list[str] = []
+    def _put_again(self, kind: Kind, *, before: int) -> None:
+        """Put the newest layout or files again, if it is before an entry."""
+
+        def newest() -> int:
+            tip = self._led()
+            return tip.layout if kind == Kind.LAYOUT else tip.files
+
+        with self._putting:
+            if _NONE < newest() < before:
+                self._put(kind, lambda: self.payload(newest()))
+
+    def _frames_in(self, start: int, stop: int) -> Iterator[int]:
+        """Yield the numbers of frames and parts among entries, of which some may be deleted."""
         for some in range(start, stop, _AHEAD):
-            found = self._pool.map(self.entry, range(some, min(some + _AHEAD, stop)))
-            doomed += [name_of(each.number) for each in found if each and each.kind == Kind.FRAME]
-            if len(doomed) > _DELETE_NAMES - _AHEAD:
-                self._bucket.delete(doomed)
-                doomed.clear()
-        self._bucket.delete(doomed)
-
-    def _put_mark(self, first: int) -> None:
-        while self.first() < first:
-            mark = self._mark + 1
-            if self._bucket.put_if_absent(_mark_name(mark), b"%d" % first):
-                self._note_mark(mark, first)
+            for each in self._pool.map(self.entry, range(some, min(some + _AHEAD, stop))):
+                if each and each.kind in {Kind.FRAME, Kind.PART}:
+                    yield each.number
 
     # -------------------------------------------------------------------------------------- reads
-
-    def first(self) -> int:
-        """Return the number of the first entry that no mark has given up. Safe for all threads."""
-        mark = self._mark
-        if self._bucket.exists(_mark_name(mark + 1)):
-            mark = self._last_from(mark + 1, _mark_name)
-            self._note_mark(mark, self._marked(mark))
-        return self._first
-
-    def _marked(self, mark: int) -> int:
-        """Return the first entry that a mark leaves; 0 for the time before the first mark."""
-        if not mark:
-            return 0
-        content = self._bucket.read(_mark_name(mark))
-        try:
-            return int(content or b"")
-        except ValueError as error:
-            raise LogStoreError(
-                f"The object {_mark_name(mark)} in {self._bucket.address} is none of a commit log.",
-                remedy="Restore it from an older version or a replica.",
-            ) from error
-
-    def _note_mark(self, mark: int, first: int) -> None:
-        with self._marking:
-            self._mark, self._first = max(self._mark, mark), max(self._first, first)
 
     def find_tip(self) -> Entry | None:
         """Return the newest entry; None if there is none.
@@ -395,41 +423,14 @@ class Chain:
             Taken: this broker leads, and another one's entries follow.
         """
         with self._putting:
-            while True:
-                first = self.first()
-                low = first
-                if self.tip is not None and self.tip.number > first:
-                    low = self.tip.number
-                elif not self._bucket.exists(name_of(first)):
-                    if first == 0:
-                        return None
-                    if self.first() == first:
-                        raise self._damaged(first, "is missing")
-                    continue
-                low = self._last_from(low, name_of)
-                # Frames that were deleted meanwhile would look like the end.
-                if self.first() == first or low >= self._first:
-                    if self.tip is None or self.tip.number != low:
-                        self._see(self.at(low))
-                    return self.tip
+            number = self._slots.last(None if self.tip is None else self.tip.number)
+            if number is not None and (self.tip is None or self.tip.number != number):
+                self._see(self.at(number))
+            return self.tip
 
-    def _last_from(self, low: int, name_of: Callable[[int], str]) -> int:
-        """Return the last number that has an object, from one on that has; there are no gaps."""
-        step = 1
-        while self._bucket.exists(name_of(low + step)):
-            low, step = low + step, step * 2
-        high = low + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._bucket.exists(name_of(middle)):
-                low = middle
-            else:
-                high = middle
-        return low
-
-    def entry(self, number: int, *, bucket: Bucket | None = None) -> Entry | None:
+    def entry(self, number: int, *, slots: Slots | None = None) -> Entry | None:
         """Return the header of an entry; None if there is none."""
-        data = (bucket or self._bucket).read(name_of(number), length=_HEADER_BYTES)
+        data = (slots or self._slots).read(number, length=_HEADER_BYTES)
         return None if data is None else self._unpacked(data, number)
 
     def at(self, number: int) -> Entry:
@@ -444,14 +445,15 @@ class Chain:
         found = self._begun(number)
         if found is None:
             raise self._damaged(number, "is missing")
-        return self._completed(*found)
+        return self._completed(*found, parts=[])
 
     def walk(self, position: int) -> Iterator[tuple[Entry, bytes]]:
         """Yield entries with their payloads, from the first frame at or after a position on.
 
-        The first parts of several are read ahead: their names are known. The rest of a long entry
+        The first bytes of several are read ahead: their numbers are known. The rest of a long entry
         is read when it is its turn, so that long ones take no more memory and time than one.
         """
+        parts: list[bytes] = []
         number, ahead = self._number_at(position), 1
         under_way: list[Future[tuple[Entry, bytes] | None]] = []
         try:
@@ -468,10 +470,14 @@ class Chain:
                     number, ahead, under_way = self._left_from(number), 1, []
                     continue
                 number += 1
-                entry, payload = found[0], self._completed(*found)
+                entry, payload = found[0], self._completed(*found, parts=parts)
                 self._see(entry)
                 self._cursor = (entry.end, number)
-                yield entry, payload
+                if entry.kind == Kind.PART:
+                    parts.append(payload)
+                else:
+                    parts = []
+                    yield entry, payload
                 ahead = min(2 * ahead, _AHEAD)
         finally:
             for each in under_way:
@@ -493,11 +499,11 @@ class Chain:
     def note(self, number: int) -> None:
         """Look for deleted entries, if another broker says that it has put one."""
         if self.tip is not None and number > self.tip.number:
-            self.first()
+            self._slots.first()
 
     def _is_end(self, number: int) -> bool:
         """Return True unless an entry that was not found is one that was deleted or lost."""
-        return self._first <= number and (self.tip is None or number > self.tip.number)
+        return self._slots.seen_first <= number and (self.tip is None or number > self.tip.number)
 
     def _left_from(self, number: int) -> int:
         """Return the first number that is left, from one on that was not found.
@@ -505,11 +511,11 @@ class Chain:
         Readers see that frames are missing by their positions.
 
         Raises:
-            LogStoreError: no mark says that the entry was deleted.
+            LogStoreError: the entry was not deleted.
         """
-        if self.first() <= number and not self._bucket.exists(name_of(number)):
+        if self._slots.first() <= number and self.entry(number) is None:
             raise self._damaged(number, "is lost")
-        return max(number, self._first)
+        return max(number, self._slots.seen_first)
 
     def _number_at(self, position: int) -> int:
         """Return the number of the first entry from which on all frames at or after it are."""
@@ -523,7 +529,7 @@ class Chain:
             by_end: that ends later than it, instead.
         """
         tip = self.tip or self.find_tip()
-        low, high = self.first(), 0 if tip is None else tip.number + 1
+        low, high = self._slots.first(), 0 if tip is None else tip.number + 1
         while low < high:
             middle = (low + high) // 2
             entry = self.entry(middle)
@@ -536,19 +542,35 @@ class Chain:
         return low
 
     def _begun(self, number: int) -> tuple[Entry, bytes] | None:
-        """Return an entry and the first part of its payload; None if there is none."""
-        data = self._bucket.read(name_of(number), length=_PART_BYTES)
+        """Return an entry and the first bytes of what its slot has; None if there is none."""
+        data = self._slots.read(number, length=_HEAD_BYTES)
         return None if data is None else (self._unpacked(data, number), data[_HEADER_BYTES:])
 
-    def _completed(self, entry: Entry, payload: bytes) -> bytes:
-        """Return the payload of an entry, which matches its CRC, for its first part."""
-        left, at = entry.length - len(payload), _HEADER_BYTES + len(payload)
-        if left > 0 and at == _PART_BYTES:
-            rest = self._bucket_of(left).read(name_of(entry.number), start=at, length=left)
-            payload += rest or b""
+    def _completed(self, entry: Entry, data: bytes, *, parts: list[bytes]) -> bytes:
+        """Return the payload of an entry, which matches its CRC.
+
+        Args:
+            data: first bytes of what its slot has.
+            parts: what the slots before it have, as far as they were read; they are taken away.
+        """
+        left, at = entry.length - len(data), _HEADER_BYTES + len(data)
+        if left > 0 and at == _HEAD_BYTES:
+            data += self._slots.read(entry.number, start=at, length=left) or b""
+        pieces, number, left = [data], entry.number, entry.length - len(data)
+        while left > 0 and entry.kind != Kind.PART:
+            number -= 1
+            pieces.append(parts.pop() if parts else self._part(number))
+            left -= len(pieces[-1])
+        payload = b"".join(reversed(pieces)) if len(pieces) > 1 else data
         if len(payload) != entry.length or crc32(payload) != entry.crc:
             raise self._damaged(entry.number, "is damaged")
         return payload
+
+    def _part(self, number: int) -> bytes:
+        found = self._begun(number)
+        if found is None or found[0].kind != Kind.PART:
+            raise self._damaged(number, "is no part of the next one")
+        return self._completed(*found, parts=[])
 
     def _unpacked(self, data: bytes, number: int) -> Entry:
         if len(data) < _HEADER_BYTES or data[: len(_MAGIC)] != _MAGIC:
@@ -559,7 +581,7 @@ class Chain:
         _, written_as, kind, *others = _HEADER.unpack(fields)
         if written_as > FORMAT or kind not in set(Kind):
             raise HomeFormatError(
-                f"The entry {number} in {self._bucket.address} has the format {written_as}.",
+                f"The entry {number} in {self._slots.address} has the format {written_as}.",
                 remedy="Use the version of rmq_pipeline that wrote it, or a newer one.",
             )
         entry = Entry(Kind(kind), *others)
@@ -569,23 +591,6 @@ class Chain:
 
     def _damaged(self, number: int, what: str) -> LogStoreError:
         return LogStoreError(
-            f"The object {name_of(number)} in {self._bucket.address} {what}.",
-            remedy="Restore the objects of log_store from older versions or a replica.",
+            f"{self._slots.name(number)} in {self._slots.address} {what}.",
+            remedy="Restore the log_store from a backup, older versions or a replica.",
         )
-
-    def _bucket_of(self, size: int) -> Bucket:
-        return self._bucket if size < self._patient_from else self._patient
-
-
-def patient_s(timeout_s: float, frame_bytes_max: int) -> float:
-    """Return the time limit of requests for the longest frames."""
-    return timeout_s + frame_bytes_max / _SLOWEST
-
-
-def name_of(number: int) -> str:
-    """Return the name of the object of an entry."""
-    return f"entries/{number:020}"
-
-
-def _mark_name(mark: int) -> str:
-    return f"first/{mark:010}"
