@@ -381,7 +381,7 @@ class StoreFullError(OperatorError):
 class LogStoreError(StorageError):
     """The store of the commit log does not answer; unanswered requests may or may not be stored."""
 
-    remedy = "Check the database or bucket of log_store; the broker retries until it answers."
+    remedy = "Check the database, bucket or stream of log_store; the broker retries meanwhile."
 
 
 class LogFencedError(OperatorError):

@@ -14,6 +14,7 @@ MODULES: Final = MappingProxyType(
     {
         "broker": _BROKER,
         "dagster": _DAGSTER,
+        "nats": ("nats", "nkeys"),
         "objects": ("obstore",),
         "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
         "postgres": ("psycopg",),

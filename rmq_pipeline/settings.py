@@ -1,5 +1,6 @@
 """Settings of a broker; the defaults are in limits.py."""
 
+import re
 from typing import Annotated, Final, Literal
 from urllib.parse import parse_qsl
 
@@ -16,6 +17,14 @@ _OF_URLS: Final = r"[A-Za-z0-9._~:/?#@!$&()*+,;=%-]"
 #: Schemes of the addresses of the log's stores.
 POSTGRES: Final = frozenset({"postgresql", "postgres"})
 BUCKETS: Final = frozenset({"s3"})
+NATS: Final = frozenset({"nats", "tls"})
+#: Servers, stream and options of an address of NATS.
+_OF_NATS: Final = re.compile(
+    r"(?P<servers>[A-Za-z0-9._:,\[\]-]+)/[A-Za-z0-9_-]{1,200}(\?replicas=[1-5])?"
+)
+_NATS_SERVER: Final = re.compile(
+    r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,4}|:[1-5][0-9]{4})?"
+)
 #: Names of the parameters of libpq that are secrets.
 LIBPQ_SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
 
@@ -31,10 +40,13 @@ def check_log_store(address: str) -> str:
         _check_postgres(rest)
     elif scheme in BUCKETS and separator:
         _check_bucket(rest)
+    elif scheme in NATS and separator:
+        _check_nats(rest)
     else:
         raise RequestError(
-            "The setting log_store is no address of PostgreSQL or of a bucket.",
-            remedy="Use postgresql://HOST:PORT/DATABASE or s3://BUCKET/PREFIX.",
+            "The setting log_store is no address of PostgreSQL, of a bucket or of NATS.",
+            remedy="Use postgresql://HOST:PORT/DATABASE, s3://BUCKET/PREFIX or"
+            " nats://HOST:PORT/STREAM.",
         )
     return address
 
@@ -66,6 +78,28 @@ def _check_bucket(rest: str) -> None:
             "The setting log_store names no bucket, or no prefix for the log.",
             remedy="Use s3://BUCKET/PREFIX; the prefix is the log's alone.",
         )
+
+
+def _check_nats(rest: str) -> None:
+    if "@" in rest or "#" in rest:
+        raise RequestError(
+            "The setting log_store has a user, a password, or a character (@ or #) that may end"
+            " one; settings are shown.",
+            remedy="Leave it out, and set NATS_USER and NATS_PASSWORD, NATS_TOKEN, NATS_CREDS or"
+            " NATS_NKEY for the broker.",
+        )
+    found = _OF_NATS.fullmatch(rest)
+    if not found or not all(map(_NATS_SERVER.fullmatch, found["servers"].split(","))):
+        raise RequestError(
+            "The setting log_store names no servers of NATS, or no stream for the log.",
+            remedy="Use nats://HOST:PORT,HOST:PORT/STREAM, and ?replicas=1 for a server alone; a"
+            " stream has letters, digits, - and _.",
+        )
+
+
+def is_nats(log_store: str) -> bool:
+    """Return True if the store of the log is a stream of NATS."""
+    return log_store.partition("://")[0] in NATS
 
 
 def is_bucket(log_store: str | None) -> bool:
@@ -109,9 +143,9 @@ class Settings(BaseModel):
     seal_after_ms: int = Field(10 * 60_000, ge=0)
     #: Address of the archive: a path, or the URI of a pyarrow file system; None: in the home.
     archive_root: str | None = None
-    #: URL of the PostgreSQL database (extra postgres) or of the prefix of a bucket (extra objects)
-    #: that has the commit log, without a password; None: only the home has it. See
-    #: docs/replication.md.
+    #: URL of the PostgreSQL database (extra postgres), of the prefix of a bucket (extra objects) or
+    #: of the stream of NATS (extra nats) that has the commit log, without a password; None: only
+    #: the home has it. See docs/replication.md.
     log_store: Annotated[str, AfterValidator(check_log_store)] | None = None
     #: sync: a send is answered once home and store have it; async: once the home has it.
     replication: Literal["sync", "async"] = "sync"
@@ -124,8 +158,8 @@ class Settings(BaseModel):
     #: Time in which the broker repeats a failed write to the store before it refuses the call.
     log_timeout_ms: int = Field(5000, ge=100)
     #: How long a frame waits for further requests before it is written to the store, and how often
-    #: a standby asks for the next frame. None: 0 and 50 with PostgreSQL; 10 and 200 with a bucket,
-    #: where each request costs money.
+    #: a standby asks for the next frame. None: 10 and 200 with a bucket, where each request costs
+    #: money; 0 and 50 with others.
     log_gather_ms: int | None = Field(None, ge=0, le=1000)
     log_poll_ms: int | None = Field(None, ge=10, le=10_000)
     #: Port for small calls of this library's clients over plain TCP; 0: any free port, None: none.

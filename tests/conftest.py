@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
     from tests.log_stores import LogStores
+    from tests.nats_server import NatsServer
     from tests.object_store import ObjectStore
     from tests.postgres_server import PostgresServer
 
@@ -195,13 +196,27 @@ def postgres() -> Iterator[PostgresServer]:
     server.stop()
 
 
-@pytest.fixture(params=["postgres", "s3"])
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A server of NATS JetStream, which a run's tests share; each takes a stream of its own."""
+    from tests.nats_server import NatsServer
+
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.stop()
+
+
+# The contract of a store is tried with all in `make test` (tests/store), and the broker with two.
+@pytest.fixture(params=["postgres", "s3", pytest.param("nats", marks=pytest.mark.long)])
 def log_stores(request: pytest.FixtureRequest) -> LogStores:
     """A server for logs of each kind of engine in turn."""
-    from tests.log_stores import BucketLogs, PostgresLogs
+    from tests.log_stores import BucketLogs, PostgresLogs, StreamLogs
 
     if request.param == "postgres":
         return PostgresLogs(request.getfixturevalue("postgres"))
+    if request.param == "nats":
+        return StreamLogs(request.getfixturevalue("nats_server"))
     return BucketLogs(request.getfixturevalue("object_store"))
 
 

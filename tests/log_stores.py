@@ -1,20 +1,25 @@
 """The stores of a commit log, one of each kind of engine, for tests of what they have in common."""
 
+import base64
 import signal
 import uuid
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import obstore
 
 from rmq_pipeline.broker.work.home import FORMAT
+from rmq_pipeline.store.log.chain_entry import Entry, Kind
+from rmq_pipeline.store.log.jetstream_log import JetStreamLog, StreamSlots
 from rmq_pipeline.store.log.log_store import LogStore
-from rmq_pipeline.store.log.chain import Entry, Kind
+from rmq_pipeline.store.log.nats_connection import NatsConnection
 from rmq_pipeline.store.log.object_store_log import ObjectStoreLog
 from rmq_pipeline.store.log.postgres_store import PostgresStore
+from tests.nats_server import NatsServer
 from tests.object_store import BUCKET, ObjectStore
 from tests.postgres_server import PostgresServer
 
-ENGINES: Final = ("postgres", "s3")
+ENGINES: Final = ("postgres", "s3", "nats")
 
 
 class LogStores(Protocol):
@@ -96,36 +101,34 @@ class BucketLogs:
         place = f"s3://{BUCKET}/logs/{uuid.uuid4().hex}"
         return f"{place}?scheme=http&endpoint_override={self.server}&region=us-east-1"
 
-    def store(self, address: str, **how: Any) -> LogStore:
+    def store(self, address: str, **how: Any) -> ObjectStoreLog:
         return ObjectStoreLog(address, **how)
 
     def key(self, address: str, name: str) -> str:
         """The key of an object of a log."""
         return f"{address.partition('?')[0].removeprefix(f's3://{BUCKET}/')}/{name}"
 
-    def entries(self, address: str) -> list[tuple[str, Entry]]:
-        """Keys and headers of all entries, in order."""
+    def keys(self, address: str) -> list[str]:
+        """Keys of all entries, in order."""
         prefix = self.key(address, "entries")
-        names = sorted(
-            each["path"] for page in obstore.list(self._server.bucket(), prefix) for each in page
-        )
+        listed = obstore.list(self._server.bucket(), prefix)
+        return sorted(each["path"] for page in listed for each in page)
+
+    def entries(self, address: str) -> list[Entry]:
+        """Headers of all entries, in order."""
         store = ObjectStoreLog(address, timeout_s=5.0, lease_s=1.0, home_format=FORMAT)
         store.look()
-        found = [(name, store._chain.at(int(name.rpartition("/")[2]))) for name in names]
+        keys = self.keys(address)
+        found = [store._chain.at(int(each.rpartition("/")[2])) for each in keys]
         store.close()
         return found
 
     def frames(self, address: str) -> list[tuple[int, int, int]]:
-        return [
-            (each.position, each.length, each.epoch)
-            for _, each in self.entries(address)
-            if each.kind == Kind.FRAME
-        ]
+        return frames_of(self.entries(address))
 
     def lose_last_frame(self, address: str) -> None:
-        name, last = self.entries(address)[-1]
-        assert last.kind == Kind.FRAME
-        obstore.delete(self._server.bucket(), name)
+        assert self.entries(address)[-1].kind == Kind.FRAME
+        obstore.delete(self._server.bucket(), self.keys(address)[-1])
 
     def crash(self) -> None:
         self._server.stop()
@@ -138,3 +141,70 @@ class BucketLogs:
         content = bytearray(obstore.get(bucket, key).bytes())
         content[-1] ^= 1
         obstore.put(bucket, key, bytes(content))
+
+
+class StreamLogs:
+    """Each log is a stream."""
+
+    def __init__(self, server: NatsServer) -> None:
+        self._server, self.server = server, server.address
+
+    def new(self) -> str:
+        return f"nats://{self.server}/log-{uuid.uuid4().hex}?replicas=1"
+
+    def store(self, address: str, **how: Any) -> JetStreamLog:
+        return JetStreamLog(address, **how)
+
+    def entries(self, address: str) -> list[Entry]:
+        """Headers of all entries, in order."""
+        store = JetStreamLog(address, timeout_s=5.0, lease_s=1.0, home_format=FORMAT)
+        store.look()
+        tip = store._chain.tip
+        assert tip is not None
+        found = [store._chain.entry(number) for number in range(1, tip.number + 1)]
+        store.close()
+        return [each for each in found if each is not None]
+
+    def frames(self, address: str) -> list[tuple[int, int, int]]:
+        return frames_of(self.entries(address))
+
+    def rewrite(self, address: str, change: Callable[[list[bytes]], list[bytes]]) -> None:
+        """Replace the messages of the stream, which nobody but the servers' disks can."""
+        stream = address.partition("?")[0].rpartition("/")[2]
+        connection = NatsConnection(address, [f"nats://{self.server}"], timeout_s=5.0)
+        info = connection.call(f"STREAM.INFO.{stream}", {})
+        first, last = info["state"]["first_seq"], info["state"]["last_seq"]
+        asked = [
+            connection.call(f"STREAM.MSG.GET.{stream}", {"seq": number})
+            for number in range(first, last + 1)
+        ]
+        messages = [base64.b64decode(each["message"]["data"]) for each in asked]
+        connection.call(f"STREAM.DELETE.{stream}", {})
+        connection.call(f"STREAM.CREATE.{stream}", {**info["config"], "first_seq": first})
+        slots = StreamSlots(connection, stream, limit_s=5.0)
+        for number, message in enumerate(change(messages), first):
+            slots.kept = asked[number - first]["message"]["subject"]
+            assert slots.put(number, message, stays=True)
+        connection.close()
+
+    def lose_last_frame(self, address: str) -> None:
+        assert self.entries(address)[-1].kind == Kind.FRAME
+        self.rewrite(address, lambda messages: messages[:-1])
+
+    def damage(self, address: str) -> None:
+        def flip(messages: list[bytes]) -> list[bytes]:
+            messages[1] = messages[1][:-1] + bytes([messages[1][-1] ^ 1])
+            return messages
+
+        self.rewrite(address, flip)
+
+    def crash(self) -> None:
+        self._server.stop()
+
+    def start(self) -> None:
+        self._server.start()
+
+
+def frames_of(entries: list[Entry]) -> list[tuple[int, int, int]]:
+    """Position, length and epoch of the frames among entries."""
+    return [(e.position, e.length, e.epoch) for e in entries if e.kind == Kind.FRAME]

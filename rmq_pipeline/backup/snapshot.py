@@ -83,7 +83,7 @@ class SourceHome:
         if (path / STORE_FILE).exists():
             raise RequestError(
                 f"The log of {path} is in log_store: the home alone is no backup.",
-                remedy="Back up the database or bucket of log_store.",
+                remedy="Back up the database, bucket or stream of log_store.",
             )
         try:
             archive = opened(path / "topics") if address is None else at(address)

@@ -114,9 +114,9 @@ LogStore = Annotated[
     typer.Option(
         "--log",
         metavar="URL",
-        help="Store of the commit log: postgresql://HOST:PORT/NAME or s3://BUCKET/PREFIX, without "
-        "a password (PGPASSWORD, AWS_SECRET_ACCESS_KEY); none: only the home has it. The same as "
-        "--set log_store=URL. "
+        help="Store of the commit log: postgresql://HOST:PORT/NAME, s3://BUCKET/PREFIX or "
+        "nats://HOST:PORT/STREAM, without a password (PGPASSWORD, AWS_SECRET_ACCESS_KEY, "
+        "NATS_PASSWORD); none: only the home has it. The same as --set log_store=URL. "
         "Default: as in the last run, at first none.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""The contract of a log store, on real servers: PostgreSQL and an object store."""
+"""The contract of a log store, on real servers: PostgreSQL, an object store and NATS."""
 
 import contextlib
 import threading
@@ -12,8 +12,9 @@ from rmq_pipeline.store.log.catching_up import DivergedLogError, missing
 from rmq_pipeline.store.log.frame import crc32
 from rmq_pipeline.store.log.log_store import Layout, LogStore, Stored
 from tests.broken_wire import BrokenWire
-from tests.log_stores import LogStores
+from tests.log_stores import ENGINES, LogStores
 
+pytestmark = pytest.mark.parametrize("log_stores", ENGINES, indirect=True)
 LEASE_S = 0.3
 Open = Callable[..., LogStore]
 

@@ -272,5 +272,6 @@ def _check_begins_before(store: LogStore, position: int) -> None:
 def _unsound(store: LogStore, what: str) -> LogStoreError:
     return LogStoreError(
         f"The store {store.address} has {what}.",
-        remedy="Restore the database or bucket of log_store from its standby, backup or versions.",
+        remedy="Restore the database, bucket or stream of log_store from its standby, backup or"
+        " versions.",
     )

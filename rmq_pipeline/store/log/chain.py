@@ -5,7 +5,8 @@ only into a free slot, and only after the entry before it was seen. So numbers h
 every entry is in the chain.
 
 A claim takes the next number, as a frame does. The old leader's next put has the same number and is
-refused, also if it comes late, and it never goes on to another number.
+refused, also if it comes late, and it never goes on to another number. Only frames are deleted, so
+that a leader which sleeps for a month finds the claim.
 
 A payload that is too long for one slot has its first bytes in parts, in the slots just before its
 entry. Parts count for nothing until that entry is there: a claim that comes first ends them.
@@ -14,126 +15,35 @@ entry. Parts count for nothing until that entry is there: a claim that comes fir
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from enum import IntEnum
-from struct import Struct
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from rmq_pipeline.errors import HomeFormatError, LogStoreError
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.store.log.chain_entry import (
+    FORMAT,
+    HEADER_BYTES,
+    NONE,
+    UNPLACED,
+    Entry,
+    Kind,
+    Slots,
+    following,
+    unpacked,
+)
 from rmq_pipeline.store.log.frame import crc32
 
-#: Format of the entries' headers.
-FORMAT: Final = 1
-_MAGIC: Final = b"RMQENTRY"
-#: Magic, format, kind, format of homes, number, epoch, position, length and CRC of the payload,
-#: numbers of other entries, writer, log; then the CRC of all these.
-_HEADER: Final = Struct("<8sHHIQQQQIqqqq16s16s")
-_CRC: Final = Struct("<I")
-_HEADER_BYTES: Final = _HEADER.size + _CRC.size
 #: First bytes of an entry that are read; longer entries take a second request.
 _HEAD_BYTES: Final = MIB
 #: Entries whose first bytes are read at the same time.
 _AHEAD: Final = 8
 #: Tries to put a claim before the next frame of a leader that writes.
 _CLAIM_TRIES: Final = 100
-_NONE: Final = -1
-
-
-class Kind(IntEnum):
-    """Kinds of entries."""
-
-    CLAIM = 1
-    FRAME = 2
-    LAYOUT = 3
-    FILES = 4
-    #: First bytes of the payload of one of the others.
-    PART = 5
+#: Tries after which a claim that waits for no lease takes whatever number comes, if it can.
+_POLITE_TRIES: Final = 3
 
 
 class Taken(Exception):  # noqa: N818 it is an answer of the store
     """Another broker has begun to lead: its entry is at the next number."""
-
-
-class Entry(NamedTuple):
-    """Header of an entry. It names the newest entry of each other kind: none is searched."""
-
-    kind: Kind
-    #: Newest format of homes that have led.
-    home_format: int
-    number: int
-    epoch: int
-    #: Log position of the frame, or of the next frame.
-    position: int
-    length: int
-    crc: int
-    #: Newest frame, layout, claim and files up to this entry; -1: none.
-    frame: int
-    layout: int
-    claim: int
-    files: int
-    writer: bytes
-    log: bytes
-
-    @property
-    def end(self) -> int:
-        """Log position of the next frame."""
-        return self.position + self.length if self.kind == Kind.FRAME else self.position
-
-    def packed(self) -> bytes:
-        """Return the bytes of the header."""
-        data = _HEADER.pack(_MAGIC, FORMAT, *self)
-        return data + _CRC.pack(crc32(data))
-
-
-class Slots(Protocol):
-    """Numbered slots of a store. All methods are thread-safe and raise LogStoreError."""
-
-    #: Address without secrets, for people.
-    address: str
-    #: Number of the first slot.
-    origin: int
-    #: Most bytes that a slot takes.
-    slot_bytes: int
-    #: Number of the first slot with an entry that was not deleted, as last seen.
-    seen_first: int
-    #: A deletion takes frames and their parts only, and later the slots are free again. False: it
-    #: takes all entries, and numbers are never used again.
-    deletes_frames_only: bool
-
-    def put(self, number: int, data: bytes) -> bool:
-        """Put an entry into a free slot after all others; return False if the store refuses it.
-
-        After a lost answer, False may mean the caller's own entry: read it.
-        """
-        ...
-
-    def read(self, number: int, *, start: int = 0, length: int) -> bytes | None:
-        """Return some bytes of an entry; None if the slot is free, or its entry was deleted."""
-        ...
-
-    def first(self) -> int:
-        """Return the number of the first entry that no deletion has given up."""
-        ...
-
-    def last(self, seen: int | None) -> int | None:
-        """Return the number of the newest entry; None if there has been none.
-
-        Args:
-            seen: number of an entry that this broker has seen; None: it has seen none.
-        """
-        ...
-
-    def delete(self, stop: int, frames_in: Callable[[int, int], Iterator[int]]) -> None:
-        """Give up the frames before an entry; the others stay if the store cannot free numbers.
-
-        Args:
-            frames_in: yields the numbers of frames among entries, and of their parts.
-        """
-        ...
-
-    def name(self, number: int) -> str:
-        """Return the name of a slot, for people."""
-        ...
 
 
 class Chain:
@@ -240,24 +150,25 @@ class Chain:
             payload = made()
             known = crc32(payload) if crc is None else crc
             *parts, last = self._cut(payload)
+            stays = kind != Kind.FRAME
             if all(
-                self._put_entry(Kind.PART, part, length=len(part), crc=crc32(part))
+                self._put_entry(Kind.PART, part, length=len(part), crc=crc32(part), stays=stays)
                 for part in parts
-            ) and self._put_entry(kind, last, length=len(payload), crc=known):
+            ) and self._put_entry(kind, last, length=len(payload), crc=known, stays=stays):
                 return
 
     def _cut(self, payload: bytes) -> list[bytes]:
         """Cut a payload into what slots take."""
-        size = self._slots.slot_bytes - _HEADER_BYTES
+        size = self._slots.slot_bytes - HEADER_BYTES
         if len(payload) <= size:
             return [payload]
         return [payload[at : at + size] for at in range(0, len(payload), size)]
 
-    def _put_entry(self, kind: Kind, data: bytes, *, length: int, crc: int) -> bool:
+    def _put_entry(self, kind: Kind, data: bytes, *, length: int, crc: int, stays: bool) -> bool:
         """Put an entry after the tip; return False if one in doubt of this broker is there."""
         mine = self._following(self._led(), kind, length=length, crc=crc)
         was_in_doubt, self._is_in_doubt = self._is_in_doubt, True
-        is_stored = self._slots.put(mine.number, mine.packed() + data)
+        is_stored = self._slots.put(mine.number, mine.packed() + data, stays=stays)
         if was_in_doubt and self._slots.first() > mine.number:
             raise Taken
         if is_stored:
@@ -298,24 +209,14 @@ class Chain:
 
     def _following(self, tip: Entry | None, kind: Kind, *, length: int, crc: int) -> Entry:
         """Return the header of the entry after another one."""
-        number = self._slots.origin if tip is None else tip.number + 1
-        epoch = self.epoch if kind != Kind.CLAIM else (0 if tip is None else tip.epoch) + 1
-
-        def newest(of: Kind, before: int) -> int:
-            return number if kind == of else before
-
-        return Entry(
-            kind=kind,
-            home_format=max(self._home_format, 0 if tip is None else tip.home_format),
-            number=number,
-            epoch=epoch,
-            position=0 if tip is None else tip.end,
+        return following(
+            tip,
+            kind,
+            number=self._slots.origin if tip is None else tip.number + 1,
+            epoch=self.epoch if kind != Kind.CLAIM else (0 if tip is None else tip.epoch) + 1,
             length=length,
             crc=crc,
-            frame=newest(Kind.FRAME, _NONE if tip is None else tip.frame),
-            layout=newest(Kind.LAYOUT, _NONE if tip is None else tip.layout),
-            claim=newest(Kind.CLAIM, _NONE if tip is None else tip.claim),
-            files=newest(Kind.FILES, _NONE if tip is None else tip.files),
+            home_format=self._home_format,
             writer=self._writer,
             log=self.log,
         )
@@ -336,9 +237,16 @@ class Chain:
             tip = self.find_tip()
             if not force and tip is not None and tip.epoch != after:
                 return False
-            for _ in range(_CLAIM_TRIES):
+            for tries in range(_CLAIM_TRIES):
                 mine = self._following(self.tip, Kind.CLAIM, length=len(payload), crc=crc)
-                if not self._slots.put(mine.number, mine.packed() + payload):
+                anywhere = mine._replace(number=UNPLACED).packed() + payload
+                if (
+                    force
+                    and tries >= _POLITE_TRIES
+                    and (number := self._slots.put_next(anywhere)) is not None
+                ):
+                    mine = self.at(number)
+                elif not self._slots.put(mine.number, mine.packed() + payload, stays=True):
                     found = self.entry(mine.number)
                     if found is None:
                         return False
@@ -375,9 +283,8 @@ class Chain:
         if not self.epoch or tip is None:
             return True
         found = self.entry(tip.number + 1, slots=slots)
-        if found is None:  # then a claim is not deleted, but this leader's entry may be
-            may_be_deleted = self._is_in_doubt or not self._slots.deletes_frames_only
-            is_deleted = may_be_deleted and (slots or self._slots).first() > tip.number + 1
+        if found is None:  # a claim is never deleted, but a frame of this leader's may be
+            is_deleted = self._is_in_doubt and (slots or self._slots).first() > tip.number + 1
             return is_deleted and self.tip is tip
         return found.writer != self._writer
 
@@ -388,30 +295,16 @@ class Chain:
         """
         with self._trimming:
             tip, stop = self.tip, self._slots.first()
-            if tip is not None and tip.frame != _NONE:
+            if tip is not None and tip.frame != NONE:
                 kept = self.at(min(self._search(before, by_end=True), tip.frame))
                 stop = self._search(kept.position, by_end=False)  # with its parts
-            if not self._slots.deletes_frames_only:
-                self._put_again(Kind.LAYOUT, before=stop)
-                self._put_again(Kind.FILES, before=stop)
             self._slots.delete(stop, self._frames_in)
 
-    def _put_again(self, kind: Kind, *, before: int) -> None:
-        """Put the newest layout or files again, if it is before an entry."""
-
-        def newest() -> int:
-            tip = self._led()
-            return tip.layout if kind == Kind.LAYOUT else tip.files
-
-        with self._putting:
-            if _NONE < newest() < before:
-                self._put(kind, lambda: self.payload(newest()))
-
     def _frames_in(self, start: int, stop: int) -> Iterator[int]:
-        """Yield the numbers of frames and parts among entries, of which some may be deleted."""
+        """Yield the numbers of frames among entries, of which some may be deleted."""
         for some in range(start, stop, _AHEAD):
             for each in self._pool.map(self.entry, range(some, min(some + _AHEAD, stop))):
-                if each and each.kind in {Kind.FRAME, Kind.PART}:
+                if each and each.kind == Kind.FRAME:
                     yield each.number
 
     # -------------------------------------------------------------------------------------- reads
@@ -430,7 +323,7 @@ class Chain:
 
     def entry(self, number: int, *, slots: Slots | None = None) -> Entry | None:
         """Return the header of an entry; None if there is none."""
-        data = (slots or self._slots).read(number, length=_HEADER_BYTES)
+        data = (slots or self._slots).read(number, length=HEADER_BYTES)
         return None if data is None else self._unpacked(data, number)
 
     def at(self, number: int) -> Entry:
@@ -544,7 +437,7 @@ class Chain:
     def _begun(self, number: int) -> tuple[Entry, bytes] | None:
         """Return an entry and the first bytes of what its slot has; None if there is none."""
         data = self._slots.read(number, length=_HEAD_BYTES)
-        return None if data is None else (self._unpacked(data, number), data[_HEADER_BYTES:])
+        return None if data is None else (self._unpacked(data, number), data[HEADER_BYTES:])
 
     def _completed(self, entry: Entry, data: bytes, *, parts: list[bytes]) -> bytes:
         """Return the payload of an entry, which matches its CRC.
@@ -553,7 +446,7 @@ class Chain:
             data: first bytes of what its slot has.
             parts: what the slots before it have, as far as they were read; they are taken away.
         """
-        left, at = entry.length - len(data), _HEADER_BYTES + len(data)
+        left, at = entry.length - len(data), HEADER_BYTES + len(data)
         if left > 0 and at == _HEAD_BYTES:
             data += self._slots.read(entry.number, start=at, length=left) or b""
         pieces, number, left = [data], entry.number, entry.length - len(data)
@@ -573,21 +466,37 @@ class Chain:
         return self._completed(*found, parts=[])
 
     def _unpacked(self, data: bytes, number: int) -> Entry:
-        if len(data) < _HEADER_BYTES or data[: len(_MAGIC)] != _MAGIC:
-            raise self._damaged(number, "is none of a commit log")
-        fields, (crc,) = data[: _HEADER.size], _CRC.unpack_from(data, _HEADER.size)
-        if crc32(fields) != crc:
-            raise self._damaged(number, "is damaged")
-        _, written_as, kind, *others = _HEADER.unpack(fields)
-        if written_as > FORMAT or kind not in set(Kind):
+        try:
+            written_as, entry = unpacked(data)
+        except ValueError as error:
+            raise self._damaged(number, str(error)) from error
+        if written_as > FORMAT or entry.kind not in set(Kind):
             raise HomeFormatError(
                 f"The entry {number} in {self._slots.address} has the format {written_as}.",
                 remedy="Use the version of rmq_pipeline that wrote it, or a newer one.",
             )
-        entry = Entry(Kind(kind), *others)
+        if entry.number == UNPLACED:
+            entry = self._placed(entry, number)
         if entry.number != number or entry.log != self.log:
             raise self._damaged(number, "belongs to another log")
         return entry
+
+    def _placed(self, claim: Entry, number: int) -> Entry:
+        """Return the header of a claim that took the number that came, after the entry before."""
+        before = self.entry(number - 1)
+        if before is None and self._slots.first() < number:
+            raise self._damaged(number - 1, "is missing")
+        return following(  # if it was deleted, this is read by an older leader only
+            before,
+            Kind.CLAIM,
+            number=number,
+            epoch=1 if before is None else before.epoch + 1,
+            length=claim.length,
+            crc=claim.crc,
+            home_format=claim.home_format,
+            writer=claim.writer,
+            log=claim.log,
+        )
 
     def _damaged(self, number: int, what: str) -> LogStoreError:
         return LogStoreError(

@@ -5,7 +5,7 @@ epoch succeeds. A position takes one frame, so the log never has two histories. 
 when another broker should try to lead: a wrong clock costs time, never a message.
 
 The files in the home are a copy of the store, and everybody reads them. See replication.py for the
-order of both writes, and postgres_store.py for the engine.
+order of both writes. Engines: postgres_store.py, object_store_log.py and jetstream_log.py.
 """
 
 from collections.abc import Iterator

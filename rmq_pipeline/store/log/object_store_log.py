@@ -9,8 +9,7 @@ an address with a secret is refused, because settings and command lines are show
     first/NUMBER     a mark: frames before an entry are deleted
     lease.json       last sign of life of the leader
 
-The name of a deleted object is free again. So only frames are deleted: an old leader that sleeps
-for a month has another broker's claim at its next number.
+The name of a deleted object is free again: a put that comes late finds that the mark is newer.
 """
 
 import secrets
@@ -28,7 +27,7 @@ from rmq_pipeline.settings import check_log_store
 from rmq_pipeline.storage.bucket import Bucket, BucketError
 from rmq_pipeline.storage.place import at
 from rmq_pipeline.storage.root import StorageRootError, shown
-from rmq_pipeline.store.log.chain import FORMAT
+from rmq_pipeline.store.log.chain_entry import FORMAT
 from rmq_pipeline.store.log.chained_log import (
     FRAME_BYTES_MAX,
     ID_BYTES,
@@ -50,7 +49,6 @@ class BucketSlots:
 
     origin = 0
     slot_bytes = FRAME_BYTES_MAX + MIB
-    deletes_frames_only = True
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
         """Prepare the slots; nothing is read.
@@ -73,10 +71,14 @@ class BucketSlots:
         """See Slots."""
         return f"The object {name_of(number)}"
 
-    def put(self, number: int, data: bytes) -> bool:
-        """See Slots."""
+    def put(self, number: int, data: bytes, *, stays: bool) -> bool:
+        """See Slots. A deletion reads from its header whether an object stays."""
+        del stays
         with answering():
             return self._bucket_of(len(data)).put_if_absent(name_of(number), data)
+
+    def put_next(self, data: bytes) -> None:
+        """See Slots. An object needs its name."""
 
     def read(self, number: int, *, start: int = 0, length: int) -> bytes | None:
         """See Slots."""
