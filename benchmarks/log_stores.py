@@ -1,7 +1,8 @@
 """Sends to a broker whose commit log is in its home alone, or in a store too, in turns.
 
-``python -m benchmarks.log_stores ADDRESS …`` takes empty databases and prefixes of buckets. Each
-turn measures all of them after each other, because a busy machine changes from minute to minute.
+``python -m benchmarks.log_stores ADDRESS …`` takes empty databases, prefixes of buckets and streams
+of NATS; the output names them by their place and scheme. Each turn measures all of them after each
+other, because a busy machine changes from minute to minute.
 """
 
 import secrets
@@ -68,6 +69,11 @@ def appending(address: str) -> float:
         store.close()
 
 
+def named(address: str | None, number: int) -> str:
+    """Return the name of a store in the output."""
+    return f"{number} {address.partition('://')[0]}" if address else "local"
+
+
 def main() -> None:
     """Print a line for each store and turn."""
     stores = [None, *sys.argv[1:]]
@@ -82,10 +88,10 @@ def main() -> None:
             settings = Settings(log_store=address)
             with Broker.open(folder / str(number), upkeep="none", settings=settings) as broker:
                 single, alone, four = measured(broker)
-            name = (address or "local").partition("://")[0]
+            name = named(address, number)
             print(f"{turn} {name:12} {single:6.1f} ms {alone:9,.0f}/s {four:9,.0f}/s", flush=True)
-    for address in sys.argv[1:]:
-        print(f"append {address.partition('://')[0]:12} {appending(address):6.1f} ms", flush=True)
+    for number, address in enumerate(sys.argv[1:], 1):
+        print(f"append {named(address, number):12} {appending(address):6.1f} ms", flush=True)
     shutil.rmtree(folder)
 
 

@@ -41,9 +41,11 @@ from tests.waiting import until
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.timeout(3600),
-    # One engine in `make test`, both in `make chaos`.
+    # One engine in `make test`, all in `make chaos`.
     pytest.mark.parametrize(
-        "log_stores", ["postgres", pytest.param("s3", marks=pytest.mark.long)], indirect=True
+        "log_stores",
+        ["postgres", *(pytest.param(each, marks=pytest.mark.long) for each in ("s3", "nats"))],
+        indirect=True,
     ),
 ]
 
