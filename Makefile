@@ -10,6 +10,8 @@ FAST := tests/test_*.py tests/access tests/archive tests/behaviour tests/filter 
 # Files with tests that are marked `alone`: collecting all others takes ten seconds.
 ALONE := tests/behaviour/test_blocked_groups.py tests/broker/work/test_transactions.py \
 	tests/chaos/test_pipeline_kills.py tests/conformance/test_restarts.py tests/store/test_commit_log.py
+# Classes of Spark that the JVMs of the tests map: each starts in half the processor time.
+SPARK_CLASSES := .venv/spark.jsa
 # The environment with the lowest versions of what pyproject.toml names.
 LOWEST ?= /tmp/rmq-lowest
 # Tests in which each of those packages does its work; the fast ones are run, too.
@@ -43,7 +45,12 @@ up: setup ## start the broker, Dagster and the web page; Ctrl-C stops all
 check: setup lint ## before each commit: format, lint, types, import contracts and the fast tests
 	$(BIN)/pytest -n 2 -m fast $(FAST) $(ARGS)
 
-test: setup lint ## all that CI runs: lint, Dagster definitions and every test but the long ones
+$(SPARK_CLASSES): .venv/.installed scripts/share_spark_classes.py
+	@$(BIN)/python -m scripts.share_spark_classes $@ >/dev/null 2>&1 || true # the tests go without
+
+# Both at once: the JVM that writes the classes has one thread.
+test: setup ## all that CI runs: lint, Dagster definitions and every test but the long ones
+	@$(MAKE) --no-print-directory --output-sync=target --jobs=2 lint $(SPARK_CLASSES)
 	$(BIN)/dagster definitions validate --log-level warning
 	$(BIN)/pytest -n $(WORKERS) -m "not long and not alone" $(ARGS)
 	$(BIN)/pytest -m "alone and not long" $(or $(ARGS),$(ALONE)) || [ $$? -eq 5 ] # 5: none is among these
