@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 
 import duckdb
 
@@ -47,9 +47,11 @@ class Source:
     path: str
     text: str
 
-    @cached_property
+    @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, self.path)
+        (tree, *_) = nodes(self)
+        assert isinstance(tree, ast.Module)
+        return tree
 
     @property
     def module(self) -> str:
@@ -60,8 +62,14 @@ class Source:
         return f"{self.path}:{node.lineno}"
 
 
+@cache
+def nodes(source: Source) -> tuple[ast.AST, ...]:
+    """All nodes of a source, its module first. The fixture ``syntax_trees`` forgets them."""
+    return tuple(ast.walk(ast.parse(source.text, source.path)))
+
+
 def functions(source: Source) -> Iterator[Function]:
-    return (node for node in ast.walk(source.tree) if isinstance(node, FUNCTION))
+    return (node for node in nodes(source) if isinstance(node, FUNCTION))
 
 
 #: What a test may call that fails when it should.
@@ -169,7 +177,7 @@ def many_positional(source: Source) -> Iterator[str]:
     """
     methods = {
         function
-        for node in ast.walk(source.tree)
+        for node in nodes(source)
         if isinstance(node, ast.ClassDef)
         for function in node.body
         if isinstance(function, FUNCTION) and not is_decorated(function, "staticmethod")
@@ -196,14 +204,14 @@ def text_of(node: ast.expr) -> str | None:
 def sql_texts(source: Source) -> Iterator[str]:
     """Literals that open like a statement; a docstring, or a ``help=`` or ``epilog=``, is prose."""
     prose: set[ast.expr] = set()
-    for node in ast.walk(source.tree):
+    for node in nodes(source):
         if isinstance(node, ast.Expr):
             prose.add(node.value)
         elif isinstance(node, ast.keyword) and node.arg in {"help", "epilog"}:
             prose.update(each for each in ast.walk(node.value) if isinstance(each, ast.expr))
         elif isinstance(node, ast.JoinedStr):
             prose.update(node.values)  # looked at as a whole
-    for node in ast.walk(source.tree):
+    for node in nodes(source):
         if isinstance(node, ast.expr) and node not in prose:
             text = text_of(node)
             if text and SQL_TEXT.match(text):
@@ -211,13 +219,13 @@ def sql_texts(source: Source) -> Iterator[str]:
 
 
 def prints(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in nodes(source):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
             yield source.at(node)
 
 
 def sleeps(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in nodes(source):
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "time.sleep":
             yield source.at(node)
         if isinstance(node, ast.ImportFrom) and node.module == "time":
@@ -236,7 +244,7 @@ def imported_names(source: Source) -> Iterator[tuple[str, ast.stmt]]:
     package = source.module.split(".")
     if not source.path.endswith("__init__.py"):
         package = package[:-1]
-    for node in ast.walk(source.tree):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from ((name.name, node) for name in node.names)
         if isinstance(node, ast.ImportFrom):
@@ -277,7 +285,7 @@ def dead_modules(
         alive.update(name for name, _ in imported_names(source) if name != source.module)
         alive.update(
             node.value
-            for node in ast.walk(source.tree)
+            for node in nodes(source)
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
         )
     for source in library:

@@ -10,6 +10,8 @@ import pytest
 from tests import house_rules as rules
 from tests.house_rules import Source
 
+pytestmark = pytest.mark.usefixtures("syntax_trees")
+
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = "rmq_pipeline/"
 CLI = ("rmq_pipeline/cli/", "rmq_pipeline/cli.py")

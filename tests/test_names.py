@@ -5,8 +5,13 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
+import pytest
+
 from rmq_pipeline.store.events import Kind
+from tests.house_rules import nodes
 from tests.test_house import EXAMPLES, LIBRARY, files, python
+
+pytestmark = pytest.mark.usefixtures("syntax_trees")
 
 THIS = "tests/test_names.py"
 _SPOKEN = re.compile(r"`([^`\n]+)`")
@@ -22,7 +27,7 @@ def members() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for source in python(LIBRARY):
         lines = source.text.splitlines()
-        for node in ast.walk(ast.parse(source.text)):
+        for node in nodes(source):
             if isinstance(node, ast.ClassDef):
                 body = "\n".join(lines[node.lineno - 1 : node.end_lineno])
                 bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
@@ -44,12 +49,11 @@ def defined() -> dict[str, set[str]]:
     """By dotted end of a module's name what modules of that name define or import.
 
     A package is listed by its whole name, with its modules: its last word alone may be anything.
-    Trees are not kept: together they would make each later garbage collection take a second.
     """
     found: dict[str, set[str]] = {}
     for source in python():
         parts = source.module.split(".")
-        names = {name for node in ast.parse(source.text).body for name in _names(node)}
+        names = {name for node in source.tree.body for name in _names(node)}
         package = source.path.endswith("/__init__.py")
         for start in range(1 if package else len(parts)):
             found.setdefault(".".join(parts[start:]), set()).update(names)
