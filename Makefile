@@ -24,6 +24,8 @@ REAL := tests/cli/test_reload.py tests/cli/test_sql.py tests/cli/test_topics.py 
 # Spark asks the network for this machine's address unless it is told one.
 export SPARK_LOCAL_IP := 127.0.0.1
 export DAGSTER_DISABLE_TELEMETRY := 1
+# Thousands of homes are begun and synced: in memory that costs half of what a busy disk takes.
+check test: export TMPDIR := $(or $(TMPDIR),$(shell scripts/temporary_folder),/tmp)
 # A run starts hundreds of processes: without bytecode files each compiles the library again.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -62,6 +62,14 @@ ROOM_BYTES: Final = 2 << 30
 NAMING_BYTES: Final = 40
 #: Folders whose tests share what takes seconds to start: a Spark session, official clients.
 SHARING: Final = ("tests/spark/", "tests/conformance/")
+#: Files there whose tests have processes of their own, or none of these: any worker takes them.
+APART: Final = tuple(
+    f"tests/spark/test_{name}.py"
+    for name in (
+        *("cluster", "connect", "replay_external_sort", "replay_reading", "replay_settled"),
+        *("replay_sinks", "replay_tasks", "replay_walk", "session", "source_offsets"),
+    )
+)
 #: Files whose tests take milliseconds each, but those with one of these marks.
 FAST: Final = (
     "tests/access/",
@@ -186,6 +194,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 def share(nodeid: str) -> str:
     """What a worker takes at once."""
     file, _, _ = nodeid.partition("::")
+    if file in APART:
+        return file
     return next((folder for folder in SHARING if file.startswith(folder)), file)
 
 

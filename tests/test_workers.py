@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.conftest import share
+from tests.conftest import APART, share
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +35,14 @@ def test_a_spark_session_is_of_one_worker() -> None:
     assert share("tests/spark/test_a.py::test_x[1]") == share("tests/spark/test_b.py::test_y")
     assert share("tests/store/test_a.py::test_x") == share("tests/store/test_a.py::test_y[a::b]")
     assert share("tests/store/test_a.py::test_x") != share("tests/store/test_b.py::test_x")
+
+
+def test_tests_of_spark_without_its_session_are_of_any_worker() -> None:
+    """Each file apart is there, and none of its tests takes the session of the worker."""
+    for file in APART:
+        assert "spark: SparkSession" not in (text := (ROOT / file).read_text())
+        assert "served: Served" not in text
+        assert share(f"{file}::test_x") == file
 
 
 def test_make_names_the_files_of_tests_that_run_alone() -> None:
