@@ -102,7 +102,8 @@ chaos: setup ## kill the broker 600 times, processes of a pipeline 220 times, cu
 		tests/chaos/test_pipeline_kills.py tests/chaos/test_redrive_kills.py
 	RMQ_FUZZ_SECONDS=3600 $(BIN)/pytest tests/conformance/test_fuzz.py
 	RMQ_MUTATION_SECONDS=3600 $(BIN)/pytest tests/chaos/test_table_mutations.py
-	RMQ_CHAOS_SINK_KILLS=100 RMQ_CHAOS_SINK_MESSAGES=200000 $(BIN)/pytest tests/chaos/test_sink_kills.py --timeout 3600
+	RMQ_CHAOS_SINK_KILLS=100 RMQ_CHAOS_SINK_MESSAGES=200000 $(BIN)/pytest -m "long or not long" \
+		tests/chaos/test_sink_kills.py --timeout 3600
 	RMQ_AS_OF_HISTORIES=50 $(BIN)/pytest tests/behaviour/test_as_of.py --timeout 3600
 	RMQ_HISTORIES=20 $(BIN)/pytest --timeout 3600 tests/behaviour/test_growing_histories.py \
 		tests/behaviour/test_lite_histories.py tests/store/test_fold.py tests/store/test_redrives.py

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,8 @@ import pytest
 from rmq_pipeline.handling.sink import read_sink
 from tests.conftest import Eventually
 from tests.free_address import free_port
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 #: The packages that it needs; without the links to this checkout, which only a site's own has.
@@ -50,7 +53,7 @@ class Shop:
     def __init__(self, bin_folder: Path, folder: Path) -> None:
         self._bin = bin_folder
         self.folder = folder
-        keep = {"PATH", "HOME", "JAVA_HOME", "SPARK_LOCAL_IP"}
+        keep = {"PATH", "HOME", "JAVA_HOME", "SPARK_LOCAL_IP", "SPARK_SUBMIT_OPTS"}
         self.environment = {key: text for key, text in os.environ.items() if key in keep}
         own = next(bin_folder.parent.glob("lib/python*/site-packages"))
         paths = os.pathsep.join([str(own), INSTALLED])
@@ -74,11 +77,17 @@ class Shop:
         return told
 
 
+@pytest.fixture(scope="module")
+def project(bin_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new project, which every test gets a copy of."""
+    folder = tmp_path_factory.mktemp("project")
+    Shop(bin_folder, folder).run("rmq", "init", "shop")
+    return folder / "shop"
+
+
 @pytest.fixture
-def shop(bin_folder: Path, tmp_path: Path) -> Shop:
-    parent = Shop(bin_folder, tmp_path)
-    parent.run("rmq", "init", "shop")
-    return Shop(bin_folder, tmp_path / "shop")
+def shop(bin_folder: Path, project: Path, tmp_path: Path) -> Shop:
+    return Shop(bin_folder, Path(shutil.copytree(project, tmp_path / "shop")))
 
 
 @pytest.fixture
@@ -158,7 +167,6 @@ def test_dg_lists_the_components_of_the_wheel(shop: Shop) -> None:
     assert "rmq_pipeline.dagster.BrokerComponent" in told
 
 
-@pytest.mark.slow
 @pytest.mark.dagster
 @pytest.mark.spark
 def test_a_new_project_runs_as_it_is(

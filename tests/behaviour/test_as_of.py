@@ -24,8 +24,8 @@ VIEWS = (
 #: How many, by their numbers; in a usual run one to which everything happens.
 HISTORIES = int(os.environ.get("RMQ_AS_OF_HISTORIES", "0"))
 NUMBERS = range(1, HISTORIES + 1) if HISTORIES else [2]
-#: A history has 300 steps; looking at a moment costs a quarter of a second.
-MOMENTS, STEPS_BETWEEN = (50, 6) if HISTORIES else (20, 15)
+#: A history has 300 steps; looking at a moment costs seconds on a busy machine.
+MOMENTS, STEPS_BETWEEN = (50, 6) if HISTORIES else (10, 30)
 #: Each seal writes segments of what is old, and a snapshot.
 OFTEN = {"seal_after_ms": 2_000, "snapshot_events": 40, "transaction_immunity_ms": 1_000}
 GROUPS = {

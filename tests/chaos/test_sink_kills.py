@@ -3,7 +3,7 @@
 A run worker is killed (its Spark ends by itself, later), or its JVM (driver and executor), or a
 Python worker of it, or the broker; more messages come in all the while. RMQ_CHAOS_SINK_KILLS sets
 how often something is killed (2), RMQ_CHAOS_SINK_MESSAGES of how many messages (4,000). The sink is
-a folder, and then lies in a bucket of an S3 server.
+in a bucket of an S3 server; `make chaos` tries a folder, too, with more kills.
 """
 
 import json
@@ -198,7 +198,7 @@ def zygote(tmp_path: Path) -> Iterator[Zygote]:
     zygote.close()
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.long), "bucket"])
 def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Address:
     if request.param == "folder":
         return tmp_path / "sink"
