@@ -64,6 +64,7 @@ def test_a_part_without_its_packages_names_the_extra(
     assert ("Traceback" in ended.stderr) == ("rmq'" not in code)
 
 
+@pytest.mark.dagster
 def test_components_are_listed_with_the_client_and_dagster_alone(tmp_path: Path) -> None:
     """`dg` imports them for every project of an environment, and fails if it cannot."""
     code = "sys.modules['isal'] = None; import rmq_pipeline.dagster"
@@ -80,6 +81,7 @@ def test_a_client_needs_no_extra(tmp_path: Path) -> None:
     assert without(*names, code=code, cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.dagster
 def test_dagster_without_spark_loads_everything(tmp_path: Path) -> None:
     code = (
         "import dagster as dg\n"

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session with the settings of a window."""
+    """A session with the settings of a window, whose workers have everything imported."""
+    from tests.spark.warm_daemon import SETTINGS
+
     with warnings.catch_warnings():
         # pyspark 4.3 leaves the socket of its launch to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
-        started = session.start()
+        started = session.start(SETTINGS)
         yield started
         started.stop()

@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rmq_pipeline.spark import session
+from tests.spark.warm_daemon import SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,4 +22,4 @@ def start(
 
 
 if __name__ == "__main__":
-    start(session.start(), **json.loads(sys.argv[1])).awaitTermination()
+    start(session.start(SETTINGS), **json.loads(sys.argv[1])).awaitTermination()

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store.database import Database
+from rmq_pipeline.store.database import FILE_NAME, Database
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
 from tests.histories import histories
@@ -97,7 +97,10 @@ STEPS = st.lists(
 def test_outcomes_are_those_of_the_events_one_by_one(
     tmp_path: Path, steps: list[tuple[Kind, int, int, bool]], deleted: Kind | None
 ) -> None:
-    database = Database.open(tmp_path / f"{next(NUMBERS)}.duckdb", memory_bytes=128 * MIB)
+    # By its usual name, so that it begins with a copy.
+    home = tmp_path / f"home-{next(NUMBERS)}"
+    home.mkdir()
+    database = Database.open(home / FILE_NAME, memory_bytes=128 * MIB)
     begin(database)
     model, dead = Model(), count()
     frames: list[list[rows.Part]] = []
