@@ -6,9 +6,9 @@ client takes one address only.
 
 from __future__ import annotations
 
-import functools
 import shutil
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.postgres_server import PostgresServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 PREFIXES = {"python": "py", "node": "js"}
 #: How much goes on before the broker dies, and after it is back.
@@ -90,56 +90,75 @@ def succeeding(folder: Path, database: str) -> Lives:
     return Lives(f"{first};{second}", begin)
 
 
-@pytest.fixture(scope="module")
-def survived(
-    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
-) -> Callable[[str], dict[str, Survived]]:
-    """The clients at once, and one death of the broker for all of them."""
+class History:
+    """Clients that live through one death of their broker."""
 
-    @functools.cache
-    def live(how: str) -> dict[str, Survived]:
-        folder = tmp_path_factory.mktemp(how)
-        if how == "restart":
-            return _survived(restarting(folder), PREFIXES)
-        lives = succeeding(folder, postgres.new_database())
-        return _survived(lives, {"python": PREFIXES["python"]})
+    def __init__(self, lives: Lives, clients: dict[str, str]) -> None:
+        self._lives, self._clients = lives, clients
+        self._served = lives.begin()
+        self._officials: dict[str, brokers.Official] = {}
+        self._died_ms = self._back_ms = 0
 
-    return live
-
-
-def _survived(lives: Lives, clients: dict[str, str]) -> dict[str, Survived]:
-    served = lives.begin()
-    officials: dict[str, brokers.Official] = {}
-    try:
-        with Client(served.flight) as client:
-            for prefix in clients.values():
+    def live(self) -> None:
+        """Let the broker die and come back, and tell the clients to come to an end."""
+        with Client(self._served.flight) as client:
+            for prefix in self._clients.values():
                 client.ensure_topic(f"{prefix}-restart")
                 client.ensure_topic(f"{prefix}-restart-fifo", type="fifo")
                 client.ensure_group(f"{prefix}-restart-fifo-group", order="message_group")
-            for name, prefix in clients.items():
-                todo = {"place": {"endpoints": lives.endpoints, "prefix": prefix}}
+            for name, prefix in self._clients.items():
+                todo = {"place": {"endpoints": self._lives.endpoints, "prefix": prefix}}
                 if name == "python":
-                    officials[name] = brokers.python("python_restart", todo)
+                    self._officials[name] = brokers.python("python_restart", todo)
                 elif shutil.which("node"):
-                    officials[name] = brokers.node("restart.js", todo)
-            running = [clients[name] for name in officials]
+                    self._officials[name] = brokers.node("restart.js", todo)
+            running = [self._clients[name] for name in self._officials]
             until(lambda: all(_stored(client, prefix) >= BEFORE for prefix in running))
-        served.end(kill=True)
-        died_ms = now_ms()
-        served = lives.begin()
-        back_ms = now_ms()
-        until(lambda: now_ms() - back_ms > AFTER_S * 1000)
-        for official in officials.values():
+        self._served.end(kill=True)
+        self._died_ms = now_ms()
+        self._served = self._lives.begin()
+        self._back_ms = now_ms()
+        until(lambda: now_ms() - self._back_ms > AFTER_S * 1000)
+        for official in self._officials.values():
             official.close_input()
-        found = {name: official.facts() for name, official in officials.items()}
+
+    def facts(self) -> dict[str, Survived]:
+        """What each client did, once all have ended."""
+        found = {name: official.facts() for name, official in self._officials.items()}
         return {
-            name: Survived(facts["sent"], facts["heard"], died_ms, back_ms)
+            name: Survived(facts["sent"], facts["heard"], self._died_ms, self._back_ms)
             for name, facts in found.items()
         }
-    finally:
-        for official in officials.values():
+
+    def end(self) -> None:
+        """End the clients and the broker."""
+        for official in self._officials.values():
             official.end()
-        served.end()
+        self._served.end()
+
+
+@pytest.fixture(scope="module")
+def survived(
+    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
+) -> dict[str, dict[str, Survived]]:
+    """The clients at once, and one death of the broker for all of them.
+
+    What was on its way to them is leased for a minute, and they wait for it. The second broker dies
+    meanwhile: its clients are at work when those of the first are not.
+    """
+    lives = {
+        "restart": restarting(tmp_path_factory.mktemp("restart")),
+        "standby": succeeding(tmp_path_factory.mktemp("standby"), postgres.new_database()),
+    }
+    clients = {"restart": PREFIXES, "standby": {"python": PREFIXES["python"]}}
+    with ExitStack() as stack:
+        histories: dict[str, History] = {}
+        for how, lived in lives.items():
+            history = History(lived, clients[how])
+            stack.callback(history.end)
+            history.live()
+            histories[how] = history
+        return {how: history.facts() for how, history in histories.items()}
 
 
 def _stored(client: Client, prefix: str) -> int:
@@ -150,11 +169,9 @@ def _stored(client: Client, prefix: str) -> int:
 @pytest.fixture(
     params=[("restart", "python"), ("restart", "node"), ("standby", "python")], ids="-".join
 )
-def client(
-    request: pytest.FixtureRequest, survived: Callable[[str], dict[str, Survived]]
-) -> Survived:
+def client(request: pytest.FixtureRequest, survived: dict[str, dict[str, Survived]]) -> Survived:
     how, name = request.param
-    found = survived(how)
+    found = survived[how]
     if name not in found:
         pytest.skip("node is not installed: nothing runs the Node client")
     return found[name]

@@ -347,7 +347,9 @@ def test_a_manual_standby_waits_for_its_promotion(leader: Broker, open_broker: O
         standby.promote()
 
 
-def test_a_forced_promotion_ends_the_leader(leader: Broker, open_broker: Open) -> None:
+def test_a_forced_promotion_ends_the_leader(open_broker: Open) -> None:
+    # The leader renews its lease, and learns of its end, after a quarter of the lease.
+    leader = prepared(open_broker(log_lease_ms=LEASE_MS // 4))
     told = threading.Event()
     leader.engine.on_fenced = lambda _: told.set()
     standby = open_broker("second")
