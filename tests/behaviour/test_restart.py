@@ -111,6 +111,31 @@ def test_each_waiting_message_of_a_group_has_its_own_body_after_a_restart(
     assert found == [b"0", b"1", b"2", b"3"]
 
 
+@pytest.mark.every_endpoint
+def test_waiting_messages_around_the_cursor_are_delivered_once_after_a_restart(
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(type="fifo", queues=1), group(order="message_group")
+    for first, of_group in enumerate(["d", "a", "a", "a", "b", "e", "a", "a"]):
+        endpoint.broker.send(name, messages(1, start=first, groups=[of_group]))
+    before = [endpoint.broker.receive(readers, name, limit=1) for _ in range(3)]
+    endpoint.broker.ack(before[1])
+    endpoint.broker.ack(before[2])
+    endpoint.reopen()  # 2 and 3 wait, and the cursor is at 5
+    endpoint.broker.send(name, messages(1, start=8, groups=["c"]))
+    endpoint.advance(MINUTE)
+
+    endpoint.broker.ack(endpoint.broker.receive(readers, name, limit=1))  # 0 again
+    after = [endpoint.broker.receive(readers, name, limit=1) for _ in range(3)]
+    for got in after:
+        endpoint.broker.ack(got)
+    rest = endpoint.broker.receive(readers, name)
+
+    assert [one["body"].to_pylist() for one in before] == [[b"0"], [b"1"], [b"4"]]
+    assert [one["body"].to_pylist() for one in after] == [[b"2"], [b"5"], [b"8"]]
+    assert rest["body"].to_pylist() == [b"3", b"6", b"7"]
+
+
 def test_a_receipt_is_good_across_a_restart(
     endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:

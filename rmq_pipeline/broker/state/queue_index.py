@@ -147,13 +147,16 @@ class QueueIndex:
     def behind(self, position: int, *, stop: int) -> IndexRows:
         """Return all rows before offset ``stop`` and at or after a dispatched log position.
 
-        Rows that dispatch has not reached are never dropped.
+        Rows that dispatch has not reached are never dropped. After a start, a page may have only
+        the rows that came since: those before it are dispatched.
         """
         pages: list[tuple[_Page, slice]] = []
         base = stop
         while base and (page := self._pages.get((base - 1) // PAGE_ROWS)) is not None:
             start = (base - 1) // PAGE_ROWS * PAGE_ROWS
-            high = min(page.high, base - start)
+            high = base - start
+            if not page.low < high <= page.high:
+                break
             low = page.low + int(np.searchsorted(page.position[page.low : high], position))
             pages.insert(0, (page, slice(low, high)))
             base = start + low
