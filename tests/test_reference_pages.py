@@ -15,8 +15,10 @@ import pytest
 from rmq_pipeline import errors
 from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.settings import Settings
-from tests.house_rules import Source
+from tests.house_rules import Source, nodes
 from tests.test_house import EXAMPLES, LIBRARY, python
+
+pytestmark = pytest.mark.usefixtures("syntax_trees")
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 SETTINGS: Final = (DOCS / "settings.md").read_text("utf-8")
@@ -71,7 +73,7 @@ def test_the_page_lists_every_environment_variable() -> None:
 
 
 def _variables(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in nodes(source):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from re.findall(r"^(RMQ_(?!SYS_)[A-Z_]+)$", node.value)
 
