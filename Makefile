@@ -52,7 +52,7 @@ $(SPARK_CLASSES): .venv/.installed scripts/share_spark_classes.py
 
 # Both at once: the JVM that writes the classes has one thread.
 test: setup ## all that CI runs: lint, Dagster definitions and every test but the long ones
-	@$(MAKE) --no-print-directory --output-sync=target --jobs=2 lint $(SPARK_CLASSES)
+	@$(MAKE) --no-print-directory --jobs=2 lint $(SPARK_CLASSES)
 	$(BIN)/dagster definitions validate --log-level warning
 	$(BIN)/pytest -n $(WORKERS) -m "not long and not alone" $(ARGS)
 	$(BIN)/pytest -m "alone and not long" $(or $(ARGS),$(ALONE)) || [ $$? -eq 5 ] # 5: none is among these

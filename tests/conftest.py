@@ -42,9 +42,10 @@ settings.load_profile("house")
 # Spark asks the network for this machine's address unless it is told one.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "1")
-# What `make test` has written: JVMs map Spark's classes, and say nothing if they cannot.
+# What `make test` has written: JVMs map Spark's classes, and say nothing if they cannot. Spark cuts
+# the options at spaces.
 SPARK_CLASSES: Final = Path(__file__).parents[1] / ".venv" / "spark.jsa"
-if SPARK_CLASSES.exists():
+if SPARK_CLASSES.exists() and " " not in f"{SPARK_CLASSES}":
     os.environ.setdefault(
         "SPARK_SUBMIT_OPTS", f"-XX:SharedArchiveFile={SPARK_CLASSES} -Xlog:disable"
     )
