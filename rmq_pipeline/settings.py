@@ -22,9 +22,7 @@ NATS: Final = frozenset({"nats", "tls"})
 _OF_NATS: Final = re.compile(
     r"(?P<servers>[A-Za-z0-9._:,\[\]-]+)/[A-Za-z0-9_-]{1,200}(\?replicas=[1-5])?"
 )
-_NATS_SERVER: Final = re.compile(
-    r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,4}|:[1-5][0-9]{4})?"
-)
+_NATS_SERVER: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?")
 #: Names of the parameters of libpq that are secrets.
 LIBPQ_SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
 
@@ -89,7 +87,10 @@ def _check_nats(rest: str) -> None:
             " NATS_NKEY for the broker.",
         )
     found = _OF_NATS.fullmatch(rest)
-    if not found or not all(map(_NATS_SERVER.fullmatch, found["servers"].split(","))):
+    servers = (
+        [_NATS_SERVER.fullmatch(each) for each in found["servers"].split(",")] if found else []
+    )
+    if not servers or not all(each and int(each["port"] or 0) < 65536 for each in servers):
         raise RequestError(
             "The setting log_store names no servers of NATS, or no stream for the log.",
             remedy="Use nats://HOST:PORT,HOST:PORT/STREAM, and ?replicas=1 for a server alone; a"

@@ -1,11 +1,13 @@
 """A commit log in NATS JetStream: frames of several messages, settings of streams, bad input."""
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import nkeys
 import pytest
 
 from rmq_pipeline.access.certificates import Certificate
@@ -333,7 +335,7 @@ def test_a_deleted_stream_is_told(open_store: Open, admin: NatsConnection, addre
         "nats://127.0.0.1:4222",
         "nats:///log",
         "nats://127.0.0.1:4222/",
-        "nats://127.0.0.1:99999/log",
+        "nats://127.0.0.1:65536/log",
         "nats://127.0.0.1:4222/a.b",
         "nats://127.0.0.1:4222/log?replicas=9",
         "nats://127.0.0.1:4222/log?password=hunter2",
@@ -348,6 +350,16 @@ def test_an_address_that_is_none_is_refused_and_not_shown(address: str) -> None:
         JetStreamLog(address, timeout_s=1.0, lease_s=LEASE_S, home_format=1)
 
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["tls://a.example.com,b:65535/log", "nats://[::1]:4222/a-b_C9?replicas=5"]
+)
+def test_an_address_of_several_servers_is_taken(address: str) -> None:
+    store = JetStreamLog(address, timeout_s=1.0, lease_s=LEASE_S, home_format=1)
+    store.close()
+
+    assert store.address == address
 
 
 def test_a_server_that_is_not_there_is_named(open_store: Open) -> None:
@@ -382,7 +394,9 @@ def start_server(tmp_path: Path) -> Iterator[Callable[[str], str]]:
     started: list[NatsServer] = []
 
     def start(more: str) -> str:
-        started.append(NatsServer(tmp_path, more=more))
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        started.append(NatsServer(folder, more=more))
         started[-1].start()
         return f"nats://{started[-1].address}/log?replicas=1"
 
@@ -420,6 +434,26 @@ def test_a_user_needs_the_rights_that_the_page_lists(
         with pytest.raises(LogStoreError, match=r"refuses the credentials.*NATS_USER") as refused:
             open_store(address, timeout_s=0.5)
         assert password not in str(refused.value)
+
+
+def test_a_token_and_a_key_open_the_stream(
+    open_store: Open,
+    start_server: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
+    (tmp_path / "user.nk").write_bytes(seed)
+    public = nkeys.from_seed(bytearray(seed)).public_key.decode()
+    address = start_server(f'authorization {{ users: [ {{ nkey: "{public}" }} ] }}')
+    with pytest.raises(LogStoreError, match="refuses the credentials"):
+        open_store(address)
+    monkeypatch.setenv("NATS_NKEY", str(tmp_path / "user.nk"))
+    open_store(address).append(0, FRAME)
+    monkeypatch.delenv("NATS_NKEY")
+    monkeypatch.setenv("NATS_TOKEN", "hunter2")
+
+    open_store(start_server('authorization { token: "hunter2" }')).append(0, FRAME)
 
 
 def test_a_file_of_credentials_without_a_seed_is_told(
