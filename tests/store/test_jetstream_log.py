@@ -327,6 +327,47 @@ def test_a_deleted_stream_is_told(open_store: Open, admin: NatsConnection, addre
 
     with pytest.raises(LogStoreError, match=r"The stream .* is gone"):
         store.last()
+    with pytest.raises(LogStoreError, match=r"The stream .* is gone"):
+        store.look()  # an empty stream in its place would be in the way of a restore
+
+
+def test_a_stream_that_was_made_again_is_another_log(
+    open_store: Open, admin: NatsConnection, address: str
+) -> None:
+    follower = open_store(claim=False)
+    admin.call(f"STREAM.DELETE.{stream_of(address)}", {})
+    open_store()
+
+    with pytest.raises(LogFencedError, match="another log"):
+        follower.look()
+    with pytest.raises(LogStoreError, match="No server answers"):
+        follower._slots.put(2, FRAME, stays=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"), [({"max_msgs": 5}, "has max_msgs = 5"), ({"discard": "new"}, "discard")]
+)
+def test_a_lease_that_cannot_be_renewed_is_refused(
+    open_store: Open, admin: NatsConnection, address: str, change: dict[str, Any], says: str
+) -> None:
+    open_store()
+    lease = f"{stream_of(address)}_lease"
+    config = admin.call(f"STREAM.INFO.{lease}", {})["config"]
+    assert "error" not in admin.call(f"STREAM.UPDATE.{lease}", {**config, **change})
+
+    with pytest.raises(LogStoreError, match=says):
+        open_store()
+
+
+def test_messages_that_are_too_short_are_refused(
+    open_store: Open, admin: NatsConnection, address: str
+) -> None:
+    open_store()
+    config = admin.call(f"STREAM.INFO.{stream_of(address)}", {})["config"]
+    admin.call(f"STREAM.UPDATE.{stream_of(address)}", {**config, "max_msg_size": 300})
+
+    with pytest.raises(LogStoreError, match="Raise max_msg_size"):
+        open_store()
 
 
 @pytest.mark.parametrize(
@@ -464,6 +505,18 @@ def test_a_file_of_credentials_without_a_seed_is_told(
 
     with pytest.raises(LogStoreError, match="NATS_CREDS has no JWT"):
         open_store()
+
+
+@pytest.mark.parametrize("variable", ["NATS_CREDS", "NATS_NKEY", "NATS_CA"])
+def test_a_secret_in_place_of_a_file_is_not_shown(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "SUAHUNTER2")
+
+    with pytest.raises(LogStoreError, match=f"{variable} names cannot be read") as refused:
+        open_store()
+
+    assert "HUNTER2" not in str(refused.value)
 
 
 def test_an_encrypted_server_is_checked(

@@ -178,6 +178,7 @@ class Chain:
         if found is None:
             if self._slots.first() > mine.number:  # of another leader, which has deleted it
                 raise Taken
+            self._slots.last(self._led().number)  # raises if the store has lost its last entries
             # S3 refuses one of two puts at once, and takes it later.
             raise LogStoreError(f"A put to {self._slots.address} was refused for the moment.")
         if found.writer != self._writer:
@@ -360,7 +361,7 @@ class Chain:
                         return
                     for each in under_way:
                         each.cancel()
-                    number, ahead, under_way = self._left_from(number), 1, []
+                    number, ahead, under_way, parts = self._left_from(number), 1, [], []
                     continue
                 number += 1
                 entry, payload = found[0], self._completed(*found, parts=parts)
@@ -452,17 +453,17 @@ class Chain:
         pieces, number, left = [data], entry.number, entry.length - len(data)
         while left > 0 and entry.kind != Kind.PART:
             number -= 1
-            pieces.append(parts.pop() if parts else self._part(number))
+            pieces.append(parts.pop() if parts else self._part(number, of=entry))
             left -= len(pieces[-1])
         payload = b"".join(reversed(pieces)) if len(pieces) > 1 else data
         if len(payload) != entry.length or crc32(payload) != entry.crc:
             raise self._damaged(entry.number, "is damaged")
         return payload
 
-    def _part(self, number: int) -> bytes:
+    def _part(self, number: int, *, of: Entry) -> bytes:
         found = self._begun(number)
         if found is None or found[0].kind != Kind.PART:
-            raise self._damaged(number, "is no part of the next one")
+            raise self._damaged(of.number, "is damaged, or has lost a part before it")
         return self._completed(*found, parts=[])
 
     def _unpacked(self, data: bytes, number: int) -> Entry:

@@ -16,6 +16,7 @@ it had. So no read decides anything: the next append is refused, and so is the n
 import base64
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from typing_extensions import override
@@ -29,7 +30,7 @@ from rmq_pipeline.store.log.chained_log import (
     lease_of,
     lease_request_s,
 )
-from rmq_pipeline.store.log.nats_connection import NatsConnection
+from rmq_pipeline.store.log.nats_connection import NOT_JETSTREAM, NatsConnection
 
 _SUBJECT: Final = "rmq_log"
 #: Servers that have each message, unless the address says another number.
@@ -66,6 +67,15 @@ _NEEDED: Final[dict[str, tuple[Any, ...]]] = {
     "mirror": (None,),
     "sources": (None, []),
 }
+#: The same of the stream of the lease.
+_NEEDED_OF_LEASE: Final[dict[str, tuple[Any, ...]]] = {
+    **_NEEDED,
+    "discard": ("old",),
+    "max_msgs": (1,),
+    "deny_delete": (False, None, True),
+}
+#: Fewest bytes of a message: a long frame takes too many of smaller ones.
+_MESSAGE_BYTES_MIN: Final = 1024
 
 
 class StreamSlots:
@@ -99,10 +109,15 @@ class StreamSlots:
         """See Slots."""
         return f"The message {number} of the stream {self.stream}"
 
-    def make(self, **config: Any) -> dict[str, Any]:
-        """Return the configuration of the stream; make it if there is none."""
+    def make(self, *, is_new: bool, **config: Any) -> dict[str, Any]:
+        """Return the configuration of the stream.
+
+        Args:
+            is_new: make it if there is none. One that was there before can only be restored.
+            config: of a new one.
+        """
         found = self._call("STREAM.INFO", {})
-        if _code(found) == _NO_STREAM:
+        if _code(found) == _NO_STREAM and is_new:
             found = self._call("STREAM.CREATE", {"name": self.stream, **config})
             if _code(found) == _STREAM_EXISTS:  # another broker has made it meanwhile
                 found = self._call("STREAM.INFO", {})
@@ -113,17 +128,34 @@ class StreamSlots:
                 remedy="Use a cluster of that many servers, or ?replicas=1 in log_store: then the"
                 " log is lost with the disk of one server.",
             )
-        return dict(self._checked(found)["config"])
+        with self._read_as_told():
+            return dict(self._checked(found)["config"])
 
     def put(self, number: int, data: bytes, *, stays: bool) -> bool:
         """See Slots."""
         subject = self.kept if stays else self.frames
         said = self._published(subject, data, after=number - 1)
-        return _code(said) not in _WRONG_SEQUENCE and bool(self._checked(said))
+        if _code(said) in _WRONG_SEQUENCE:
+            return False
+        if (stored := self._sequence(said)) != number:
+            raise LogStoreError(
+                f"The stream {self.stream} in {self.address} has stored the message {number} as"
+                f" {stored}.",
+                remedy="Use servers of NATS 2.10 or later.",
+            )
+        return True
 
     def put_next(self, data: bytes) -> int:
         """See Slots."""
-        return int(self._checked(self._published(self.kept, data, after=None))["seq"])
+        return self._sequence(self._published(self.kept, data, after=None))
+
+    def _sequence(self, said: dict[str, Any]) -> int:
+        """Return the sequence of a message that the stream says it has stored."""
+        with self._read_as_told():
+            stored = self._checked(said)
+            if stored["stream"] != self.stream:
+                raise ValueError(f"it names the stream {stored['stream']!r}")
+            return int(stored["seq"])
 
     def _published(self, subject: str, data: bytes, *, after: int | None) -> dict[str, Any]:
         headers = None if after is None else {"Nats-Expected-Last-Sequence": str(after)}
@@ -134,12 +166,15 @@ class StreamSlots:
         found = self._call("STREAM.MSG.GET", {"seq": number})
         if _code(found) == _NO_MESSAGE:
             return None
-        data = base64.b64decode(self._checked(found)["message"].get("data", ""))
+        with self._read_as_told():
+            data = base64.b64decode(self._checked(found)["message"].get("data", ""))
         return data[start : start + length]
 
     def last(self, seen: int | None) -> int | None:
         """See Slots."""
-        last = int(self._checked(self._call("STREAM.INFO", {}))["state"]["last_seq"])
+        found = self._call("STREAM.INFO", {})
+        with self._read_as_told():
+            last = int(self._checked(found)["state"]["last_seq"])
         if seen is not None and last < seen:
             raise LogStoreError(
                 f"The stream {self.stream} in {self.address} ends at the message {last}, and had"
@@ -154,7 +189,9 @@ class StreamSlots:
         asked = {"seq": self.seen_first, "next_by_subj": self.frames}
         found = self._call("STREAM.MSG.GET", asked)
         if _code(found) != _NO_MESSAGE:
-            self.seen_first = max(self.seen_first, self._checked(found)["message"]["seq"])
+            with self._read_as_told():
+                first = int(self._checked(found)["message"]["seq"])
+            self.seen_first = max(self.seen_first, first)
         return self.seen_first
 
     def delete(self, stop: int, frames_in: Callable[[int, int], Iterator[int]]) -> None:
@@ -165,6 +202,18 @@ class StreamSlots:
 
     def _call(self, what: str, body: dict[str, Any]) -> Any:
         return self._connection.call(f"{what}.{self.stream}", body, limit_s=self._limit_s)
+
+    @contextmanager
+    def _read_as_told(self) -> Iterator[None]:
+        """Read an answer; one of another shape is not JetStream's."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise LogStoreError(
+                f"JetStream did not answer for the stream {self.stream}, but something else at"
+                f" {self.address}: {type(error).__name__} {error}.",
+                remedy=NOT_JETSTREAM,
+            ) from error
 
     def _checked(self, answer: Any) -> Any:
         """Return an answer that is no error."""
@@ -227,6 +276,7 @@ class JetStreamLog(ChainedLog):
         name = self._stream.stream
         prefix = f"{_SUBJECT}.{name}."
         config = self._stream.make(
+            is_new=not self.id,
             subjects=[f"{prefix}{secrets.token_hex(ID_BYTES)}.*"],
             storage="file",
             retention="limits",
@@ -242,11 +292,21 @@ class JetStreamLog(ChainedLog):
                 f" {', '.join(subjects[:3]) or 'those of another stream'}.",
                 remedy="Name a stream that does not exist: the broker makes it.",
             )
-        self._check(config)
+        if self.id and id_ != self.id:  # what is put goes nowhere, not into another log
+            return id_, 0
+        self._check(config, _NEEDED)
         self._stream.frames = self._hurried_stream.frames = f"{prefix}{id_}.frames"
         self._stream.kept = self._hurried_stream.kept = f"{prefix}{id_}.kept"
         self._stream.message_bytes = max(0, config.get("max_msg_size", 0)) or None
+        if self._stream.slot_bytes < _MESSAGE_BYTES_MIN:
+            raise LogStoreError(
+                f"The stream {name} in {self.address} takes messages of"
+                f" {self._stream.slot_bytes} bytes and their headers only.",
+                remedy="Raise max_msg_size of the stream, and max_payload of the servers, to"
+                " 1 MiB.",
+            )
         leased = self._lease.make(
+            is_new=True,
             subjects=[self._lease.kept],
             storage="file",
             max_msgs=1,
@@ -257,11 +317,12 @@ class JetStreamLog(ChainedLog):
                 f"The stream {self._lease.stream} in {self.address} is not that of the lease.",
                 remedy="Rename it, or choose another name for the log's stream.",
             )
+        self._check(leased, _NEEDED_OF_LEASE)
         return id_, int(id_[:8], 16)
 
-    def _check(self, config: dict[str, Any]) -> None:
-        """Check that the stream keeps what it confirms."""
-        for name, allowed in _NEEDED.items():
+    def _check(self, config: dict[str, Any], needed: dict[str, tuple[Any, ...]]) -> None:
+        """Check that a stream keeps what it confirms."""
+        for name, allowed in needed.items():
             if (found := config.get(name)) not in allowed:
                 raise LogStoreError(
                     f"The stream {config['name']} in {self.address} has {name} ="
@@ -298,11 +359,15 @@ class JetStreamLog(ChainedLog):
 
     @override
     def close(self) -> None:
-        super().close()
-        self._connection.close()
+        try:
+            super().close()
+        finally:
+            self._connection.close()
 
 
 def _code(answer: Any) -> int:
     """Return the code of an error; 0 if the answer is none."""
     error = answer.get("error")
-    return 0 if error is None else int(error.get("err_code") or error.get("code") or 1)
+    if not isinstance(error, dict):
+        return 0 if error is None else 1
+    return int(error.get("err_code") or error.get("code") or 1)

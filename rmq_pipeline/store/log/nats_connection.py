@@ -33,12 +33,13 @@ _CLOSING_S: Final = 1.0
 _CANCELS: Final = 10
 #: What a file of credentials has; the client reads on for ever if one is missing.
 _OF_CREDENTIALS: Final = (b"BEGIN NATS USER JWT", b"BEGIN USER NKEY SEED")
+NOT_JETSTREAM: Final = "Let no other program subscribe to subjects that begin with rmq_log or $JS."
 #: Reasons of the server that another password or right removes.
 _REFUSED: Final = ("authorization", "authentication", "permissions")
 
 
 class _Client(Client):
-    """A client that sends no credentials without TLS to a server that it was told to use TLS for.
+    """A client that sends no credentials without TLS if it was told to use TLS.
 
     nats-py takes ``tls://`` for a hint, and believes a server that says it has no TLS.
     """
@@ -46,9 +47,12 @@ class _Client(Client):
     @override
     def _connect_command(self) -> bytes:
         server = self._current_server
-        needs_tls = server is not None and server.uri.scheme == "tls"
+        needs_tls = "tls" in self.options or (server is not None and server.uri.scheme == "tls")
         if needs_tls and not self._server_info.get("tls_required"):
-            raise nats.errors.Error("the server requires no TLS, and the address begins tls://")
+            raise nats.errors.Error(
+                "the server requires no TLS, and the address begins tls://, or NATS_CA or"
+                " NATS_CERT is set"
+            )
         return super()._connect_command()
 
 
@@ -124,7 +128,7 @@ class NatsConnection:
         except (ValueError, TypeError, RecursionError) as error:
             raise LogStoreError(
                 f"JetStream did not answer, but something else at {self.address}: {error}.",
-                remedy="Let no other program subscribe to subjects that begin with rmq_log or $JS.",
+                remedy=NOT_JETSTREAM,
             ) from error
         return answer
 
@@ -161,7 +165,9 @@ class NatsConnection:
             if limit_s >= self.timeout_s:
                 self._leave()
             raise self._away(self._said or "it does not answer in time") from error
-        except (nats.errors.Error, OSError) as error:
+        except LogStoreError:
+            raise
+        except Exception as error:  # nats-py has errors of its own, and many others
             raise self._away(error) from error
 
     async def _connected(self) -> Client:
@@ -217,21 +223,17 @@ class NatsConnection:
             "reconnect_time_wait": 0,
             "connect_timeout": self.timeout_s,
             "ping_interval": _PING_S,
-            "user": os.environ.get("NATS_USER"),
-            "password": os.environ.get("NATS_PASSWORD"),
-            "token": os.environ.get("NATS_TOKEN"),
-            "user_credentials": os.environ.get("NATS_CREDS"),
-            "nkeys_seed": os.environ.get("NATS_NKEY"),
+            "user": os.environ.get("NATS_USER") or None,
+            "password": os.environ.get("NATS_PASSWORD") or None,
+            "token": os.environ.get("NATS_TOKEN") or None,
+            "user_credentials": _path("NATS_CREDS", has=_OF_CREDENTIALS),
+            "nkeys_seed": _path("NATS_NKEY"),
         }
-        if (creds := found["user_credentials"]) is not None:
-            content = Path(str(creds)).read_bytes()
-            if not all(each in content for each in _OF_CREDENTIALS):
-                raise nats.errors.Error("the file of NATS_CREDS has no JWT or no seed of a user")
-        ca, certificate = os.environ.get("NATS_CA"), os.environ.get("NATS_CERT")
+        ca, certificate = _path("NATS_CA"), _path("NATS_CERT")
         if ca or certificate or self._servers[0].startswith("tls://"):
             context = ssl.create_default_context(cafile=ca)
             if certificate:
-                context.load_cert_chain(certificate, os.environ.get("NATS_KEY"))
+                context.load_cert_chain(certificate, _path("NATS_KEY"))
             found["tls"] = context
         return found
 
@@ -274,6 +276,27 @@ async def _closed(client: Client) -> None:
     with suppress(Exception):  # it fails in several ways after a lost connection
         async with asyncio.timeout(_CLOSING_S):
             await client.close()
+
+
+def _path(variable: str, *, has: tuple[bytes, ...] = ()) -> str | None:
+    """Return the path in a variable of the environment, if its file can be read.
+
+    The variable may have the secret itself by mistake, so no error shows it.
+
+    Args:
+        has: what is in the file.
+    """
+    path = os.environ.get(variable) or None
+    if path is None:
+        return None
+    try:
+        content = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or type(error).__name__
+        raise nats.errors.Error(f"the file that {variable} names cannot be read: {said}") from None
+    if not all(each in content for each in has):
+        raise nats.errors.Error(f"the file of {variable} has no JWT or no seed of a user")
+    return path
 
 
 def _text(error: object) -> str:
