@@ -18,8 +18,11 @@ from tests.conftest import Eventually
 
 ROOT: Final = Path(__file__).parents[2]
 _CLASS: Final = Path(pyspark.__file__).parent / "bin" / "spark-class"
-#: For JVMs that live for a minute: a better compiler would cost more than it saves.
-_SHORT_LIVED: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+#: For JVMs that live for a minute: a better compiler would cost more than it saves. They map the
+#: classes of Spark if the drivers do (tests/conftest.py).
+_SHORT_LIVED: Final = " ".join(
+    ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", os.environ.get("SPARK_SUBMIT_OPTS", "")]
+).strip()
 #: All of 127.0.0.0/8 is this machine.
 _HOSTS: Final = ("127.0.0.2", "127.0.0.3")
 
