@@ -41,7 +41,7 @@ def open_store(address: str) -> Iterator[Open]:
     opened: list[JetStreamLog] = []
 
     def open_it(
-        at: str = address, *, claim: bool = True, force: bool = False, timeout_s: float = 2.0
+        at: str = address, *, claim: bool = True, force: bool = False, timeout_s: float = 10.0
     ) -> JetStreamLog:
         opened.append(JetStreamLog(at, timeout_s=timeout_s, lease_s=LEASE_S, home_format=1))
         opened[-1].look()
