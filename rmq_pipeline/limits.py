@@ -25,6 +25,10 @@ SYSTEM_TOPIC_NAME_LENGTH = 255
 GROUP_NAME_LENGTH = 120
 MESSAGE_GROUP_BYTES = 63
 QUEUES = 1024
+#: Bytes of the file of a route table, its brokers, and the queues of one route.
+ROUTE_FILE_BYTES = MIB
+ROUTE_BROKERS = 256
+ROUTE_QUEUES = 2048
 #: Lite topics per client, and characters of a client id.
 LITE_TOPICS_PER_CLIENT = 2000
 CLIENT_ID_LENGTH = 255

@@ -1,6 +1,7 @@
 """Settings of a broker; the defaults are in limits.py."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import parse_qsl
 
@@ -103,6 +104,24 @@ def is_nats(log_store: str) -> bool:
     return log_store.partition("://")[0] in NATS
 
 
+#: Names of brokers in route tables.
+BROKER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,127}")
+
+
+def check_route_table(path: str) -> str:
+    """Return the path of a route table.
+
+    Raises:
+        RequestError: it is relative; the next start may have another folder.
+    """
+    if not Path(path).is_absolute():
+        raise RequestError(
+            f"The setting route_table is the relative path {path!r}.",
+            remedy="Use an absolute path.",
+        )
+    return path
+
+
 def is_bucket(log_store: str | None) -> bool:
     """Return True if the store of the log is a bucket."""
     return log_store is not None and log_store.partition("://")[0] in BUCKETS
@@ -163,6 +182,11 @@ class Settings(BaseModel):
     #: money; 0 and 50 with others.
     log_gather_ms: int | None = Field(None, ge=0, le=1000)
     log_poll_ms: int | None = Field(None, ge=10, le=10_000)
+    #: Absolute path of the route table: the topics and brokers of several homes; None: this broker
+    #: has all topics. See docs/routes.md.
+    route_table: Annotated[str, AfterValidator(check_route_table)] | None = None
+    #: Name of this broker in the route table, and in the routes of RocketMQ's clients.
+    broker_name: str = Field("rmq", pattern=rf"^{BROKER_NAME.pattern}$")
     #: Port for small calls of this library's clients over plain TCP; 0: any free port, None: none.
     tcp_port: int | None = Field(0, ge=0, le=65535)
     #: Target size of a merged segment, and the number of small neighbours that triggers a merge.

@@ -10,15 +10,17 @@ from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import AlreadyExistsError, TopicNotFoundError
 from rmq_pipeline.rocketmq.clients import Clients
 from rmq_pipeline.rocketmq.leases import Leases
+from rmq_pipeline.route_table import RouteFile
 from rmq_pipeline.settings import Settings
 
 
 class Groups:
     """Creates unknown groups, as RocketMQ's brokers do."""
 
-    def __init__(self, broker: Broker, bridge: Bridge) -> None:
+    def __init__(self, broker: Broker, bridge: Bridge, *, routes: RouteFile | None = None) -> None:
         self._broker = broker
         self._bridge = bridge
+        self._routes = routes
 
     async def ensure(self, group: str, topics: Iterable[str]) -> None:
         """Create a group if it is missing and the settings allow it; ordered for a fifo topic.
@@ -42,6 +44,10 @@ class Groups:
         return found is not None and found.order != "none"
 
     def _is_fifo(self, topic: str) -> bool:
+        # A consumer announces all its topics to each broker; one may be at other brokers only.
+        routed = self._routes.table.topics.get(topic) if self._routes is not None else None
+        if routed is not None:
+            return routed.type == "fifo"
         try:
             return self._broker.engine.state.topic(topic).topic.type == "fifo"
         except TopicNotFoundError:
@@ -65,3 +71,5 @@ class Context:
     #: Of the broker.
     clock: Clock
     settings: Settings
+    #: None: this broker has all topics.
+    routes: RouteFile | None

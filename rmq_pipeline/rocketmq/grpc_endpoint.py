@@ -21,6 +21,7 @@ from rmq_pipeline.rocketmq.context import Context, Groups
 from rmq_pipeline.rocketmq.leases import Leases
 from rmq_pipeline.rocketmq.rights import Authenticating
 from rmq_pipeline.rocketmq.service import Service
+from rmq_pipeline.route_table import RouteFile
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class GrpcEndpoint:
         certificates: tuple[bytes, bytes] | None = None,
         access: Access | None = None,
         connections: int | None = None,
+        routes: RouteFile | None = None,
     ) -> None:
         """Listen and serve.
 
@@ -79,12 +81,14 @@ class GrpcEndpoint:
             certificates: for TLS: the private key and the certificate chain, as PEM.
             access: checks every call while access control is enabled.
             connections: maximum number of open connections; None: no maximum.
+            routes: topics of several brokers; None: this broker has all topics.
 
         Raises:
             RequestError: an address is malformed or in use.
         """
         self._broker = broker
         self._access = access
+        self._routes = routes
         self._listen = (address, tls_address, certificates)
         self._options = list(_OPTIONS)
         if connections is not None:
@@ -222,12 +226,13 @@ class GrpcEndpoint:
             broker=broker,
             bridge=bridge,
             clients=clients,
-            groups=Groups(broker, bridge),
+            groups=Groups(broker, bridge, routes=self._routes),
             leases=Leases(engine.clock, bridge, clients=clients),
             address=self.address,
             access=self._access,
             clock=engine.clock,
             settings=engine.settings,
+            routes=self._routes,
         )
 
 

@@ -5,6 +5,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -13,10 +14,20 @@ from rmq_pipeline.access.source import is_loopback, listening, split_address
 from rmq_pipeline.access.users import has_access_file
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import RequestError
-from rmq_pipeline.flight.flags import AS_LAST_TIME, NO_ENDPOINT, NO_TLS, SELF_MADE, Flags, Listening
+from rmq_pipeline.flight.flags import (
+    AS_LAST_TIME,
+    NO_ENDPOINT,
+    NO_TLS,
+    SELF_MADE,
+    Flags,
+    Listening,
+    checked,
+)
 from rmq_pipeline.flight.process import ANY_PORT
 from rmq_pipeline.flight.server import FlightServer
+from rmq_pipeline.route_table import RouteFile
 from rmq_pipeline.serving import connections
+from rmq_pipeline.topic import Topic
 
 if TYPE_CHECKING:
     from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
@@ -35,8 +46,9 @@ def check_flags(home: Path, flags: Flags, *, insecure: bool) -> None:
     Raises:
         RequestError: an address is malformed, or is beyond loopback while the home has no users.
             Also: a TLS address without a certificate or without the gRPC endpoint, or
-            certificate files that cannot be used.
+            certificate files or a route table that cannot be used.
     """
+    RouteFile.of(checked(flags.settings))
     # The store of the log may have users; ``Endpoints.open`` checks again.
     may_have_users = has_access_file(home) or flags.settings.get("log_store") is not None
     for address in _addresses(flags):
@@ -135,8 +147,10 @@ class Endpoints:
             insecure: allow addresses beyond loopback although the home has no users.
 
         Raises:
-            RequestError: an address is taken, or is beyond loopback without access control.
+            RequestError: an address is taken, or is beyond loopback without access control. Also:
+                the route table cannot be used.
         """
+        routes = _routes(broker)
         _check_guarded(broker, flags, insecure=insecure)
         flight = listen(
             lambda at, _: FlightServer(
@@ -153,7 +167,10 @@ class Endpoints:
         )
         if flags.grpc == NO_ENDPOINT:
             return cls(flight, None)
-        opened = cls(flight, lambda: _grpc(broker, flags, asked=asked, certificate=certificate))
+        opened = cls(
+            flight,
+            lambda: _grpc(broker, flags, asked=asked, certificate=certificate, routes=routes),
+        )
         if not broker.is_standby:
             try:
                 opened.open_grpc()
@@ -205,8 +222,28 @@ class Endpoints:
         self.flight.take_back()
 
 
+def _routes(broker: Broker) -> RouteFile | None:
+    """Return the file of the route table, and show its state in the broker's status."""
+    routes = RouteFile.of(broker.engine.settings)
+
+    def find(name: str) -> Topic | None:
+        state = broker.engine.state
+        found = state.topics.get(state.topic_ids.get(name, 0))
+        return None if found is None else found.topic
+
+    if routes is not None:
+        # A standby has no gRPC endpoint yet; its status shows the fault of a file all the same.
+        broker.engine.reports["routes"] = partial(routes.report, find)
+    return routes
+
+
 def _grpc(
-    broker: Broker, flags: Flags, *, asked: Listening, certificate: Certificate | None
+    broker: Broker,
+    flags: Flags,
+    *,
+    asked: Listening,
+    certificate: Certificate | None,
+    routes: RouteFile | None,
 ) -> "GrpcEndpoint":
     from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 
@@ -220,6 +257,7 @@ def _grpc(
             certificates=keys,
             access=broker.access,
             connections=connections.most(),
+            routes=routes,
         ),
         flags.grpc,
         exchangeable=asked.grpc is None,

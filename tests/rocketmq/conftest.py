@@ -10,6 +10,7 @@ import pytest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
+from rmq_pipeline.route_table import RouteFile
 from rmq_pipeline.settings import Settings
 from tests.conformance.raw import Raw
 
@@ -22,14 +23,14 @@ Open = Callable[..., Opened]
 def open_endpoint(tmp_path: Path) -> Iterator[Open]:
     with contextlib.ExitStack() as stack:
 
-        def open_endpoint(**settings: Any) -> Opened:
+        def open_endpoint(home: str = "home", **settings: Any) -> Opened:
             small: dict[str, Any] = {"reserve_bytes": 1 << 20, "log_file_bytes": 8 << 20}
             chosen = Settings(**{**small, **settings})
             clock = ManualClock()
             broker = stack.enter_context(
-                Broker.open(tmp_path / "home", clock=clock, upkeep="none", settings=chosen)
+                Broker.open(tmp_path / home, clock=clock, upkeep="none", settings=chosen)
             )
-            endpoint = GrpcEndpoint(broker)
+            endpoint = GrpcEndpoint(broker, routes=RouteFile.of(chosen))
             stack.callback(endpoint.shutdown)
             return broker, endpoint, clock
 

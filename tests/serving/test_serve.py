@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.errors import BrokerUnavailableError
+from rmq_pipeline.errors import BrokerUnavailableError, RocketMQError
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.flags import SETTINGS_FILE, Flags, Listening, given
@@ -124,6 +124,33 @@ except IsADirectoryError:
     assert (done.returncode, done.stdout) == (0, "closed"), done.stderr
     # Nothing of the database is left that its library would complain of.
     assert "leaked" not in done.stderr
+
+
+def test_status_shows_the_route_table(home: Path, tmp_path: Path) -> None:
+    table = tmp_path / "routes.toml"
+    table.write_text(
+        '[brokers]\na = {grpc = "h:1"}\n[topics.t]\ntype = "normal"\nqueues = {a = 2}\n', "utf-8"
+    )
+    settings = {"route_table": str(table), "broker_name": "a"}
+    process.start(home, listening=free_endpoints(), settings=settings)
+
+    with Client(home=home) as client:
+        client.create_topic("t", queues=1)
+        table.write_text("[brokers]\n", "utf-8")
+        shown = client.status()["routes"]
+
+    assert shown["brokers"] == {"a": ["h:1"]}
+    assert shown["differences"] == ["Topic t has 1 queues here, 2 in the route table."]
+    assert "It has 0 brokers" in shown["fault"]
+
+
+def test_a_wrong_route_table_is_refused_before_there_is_a_home(home: Path) -> None:
+    settings = {"route_table": str(home / "no.toml")}
+
+    with pytest.raises(RocketMQError, match=r"The route table .* cannot be read"):
+        process.start(home, listening=free_endpoints(), settings=settings)
+
+    assert not (home / "log").exists()
 
 
 class Unstoppable:
