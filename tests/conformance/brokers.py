@@ -88,6 +88,19 @@ class Official:
             env={**os.environ, "HOME": self._home, **environment},
         )
 
+    def phase(self) -> str:
+        """The line that it prints at the end of a phase."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        assert line, self._process.communicate(timeout=30)[1][-4000:]
+        return line
+
+    def go_on(self) -> None:
+        """Let it begin its next phase."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
     def close_input(self) -> None:
         """Tell it to come to an end, if it waits for that."""
         assert self._process.stdin is not None
