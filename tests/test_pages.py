@@ -30,6 +30,7 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.cli.app import app
 from rmq_pipeline.flight import flags
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.route_table import RouteTable
 from rmq_pipeline.settings import Settings
 from tests.store.test_sql_document import SECTIONS
 
@@ -47,6 +48,8 @@ UNCHECKED: Final = {
     "docs/clients.md": ("javascript", "tests/conformance/test_documented.py runs it"),
     "docs/tutorial.md": ("diff", "tests/test_tutorial.py applies it"),
 }
+#: The page whose TOML is a route table; elsewhere it is settings.
+ROUTES: Final = "docs/routes.md"
 #: Languages without code to check: outputs and drawings.
 PROSE: Final = {"text", ""}
 #: Programs of others: their arguments are theirs.
@@ -349,10 +352,17 @@ def test_queries_bind(broker: Broker) -> None:
 
 
 def test_settings_files_are_valid() -> None:
-    found = [tomllib.loads(code.text) for code in of("toml")]
+    found = [tomllib.loads(code.text) for code in of("toml") if code.page != ROUTES]
 
     assert found
     assert all(Settings(**values) for values in found)
+
+
+def test_route_tables_are_valid() -> None:
+    found = [code.text for code in of("toml") if code.page == ROUTES]
+
+    assert found
+    assert all(RouteTable.parse(text, broker_name="a").topics for text in found)
 
 
 def test_components_are_there() -> None:

@@ -394,6 +394,7 @@ PAGES: Final = {
         },
         figures=False,
     ),
+    "docs/routes.md": Page(),
     "docs/metrics.md": Page(
         before={
             "curl -s http://127.0.0.1:9464/metrics | grep -v '^#' | grep orders": measured,
