@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 NAMES = ("a", "b", "c")
 TYPES = {"": "normal", "-fifo": "fifo", "-half": "transaction", "-delay": "delay"}
@@ -167,7 +167,7 @@ def test_a_stopped_broker_stops_its_message_groups_only(seen: brokers.Facts) -> 
 
     stopped = {group for group, bodies in without.items() if not bodies}
     assert 0 < len(stopped) < 30
-    assert all(len(without[group]) == 10 for group in without.keys() - stopped)
+    assert all(len(without[group]) == 2 for group in without.keys() - stopped)
     assert all(len(bodies) == 10 for each in (before, after) for bodies in each.values())
 
 

@@ -188,6 +188,7 @@ def test_processes_end_with_their_supervisor(
         ),
         ("x = 1", "DagsterInvariantViolationError: No Definitions, "),
     ],
+    ids=["raises", "empty"],
 )
 def test_code_that_cannot_be_loaded_is_told(
     dagster_home: Path, project: Path, text: str, says: str

@@ -7,6 +7,8 @@ const { ConsumeResult, Producer, PushConsumer } = require('rocketmq-client-nodej
 
 const GROUPS = 30;
 const ROUNDS = 10;
+// The same while a broker is away: each refused send takes seconds.
+const ROUNDS_WITHOUT = 2;
 const PATIENCE_MS = 75_000;
 const quiet = { info() {}, warn() {}, error() {}, debug() {}, close() {} };
 const lines = readline.createInterface({ input: process.stdin })[Symbol.asyncIterator]();
@@ -21,10 +23,10 @@ async function nextPhase(what) {
   await lines.next();
 }
 
-async function sendOrdered(producer, topic, first, patienceMs = 0) {
+async function sendOrdered(producer, topic, first, { rounds = ROUNDS, patienceMs = 0 } = {}) {
   const sent = {};
   const giveUpAt = Date.now() + patienceMs;
-  for (let number = first; number < first + ROUNDS; number++) {
+  for (let number = first; number < first + rounds; number++) {
     for (let i = 0; i < GROUPS; i++) {
       const group = `g${i}`;
       const text = `${group}-${number}`;
@@ -105,10 +107,10 @@ async function main() {
   facts.order = [...heard[fifo]];
   facts.transactions = await transactions(options, half, heard[half]);
   await nextPhase('all brokers');
-  facts.ordered.push(await sendOrdered(producer, fifo, 10));
+  facts.ordered.push(await sendOrdered(producer, fifo, 10, { rounds: ROUNDS_WITHOUT }));
   facts.plain.push(await sendPlain(producer, topic, 'second ', 30));
   await nextPhase('without one');
-  facts.ordered.push(await sendOrdered(producer, fifo, 20, PATIENCE_MS));
+  facts.ordered.push(await sendOrdered(producer, fifo, 20, { patienceMs: PATIENCE_MS }));
   facts.plain.push(await sendPlain(producer, topic, 'third ', 30));
   await wait(heard[topic], count(facts.plain));
   await wait(heard[fifo], count(facts.ordered));
