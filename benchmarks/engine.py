@@ -104,7 +104,7 @@ def sustained_sends(bench: Bench, rows: int) -> Row:
             sent += 1
         bench.settled()
     written = bench.broker.engine.log.end - start
-    limit = synced_per_s(bench.folder, min(sent, LIMIT_WRITES), written // sent)
+    limit = synced_per_s(bench.folder, times=min(sent, LIMIT_WRITES), size=written // sent)
     return Row(f"send {rows:,}, sustained", sent * rows / taken[0], "msg/s", None, limit * rows)
 
 

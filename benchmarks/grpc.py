@@ -190,7 +190,7 @@ def rows_of(
 def sending(folder: Path, scale: float) -> list[Row]:
     """Official producers."""
     with servers(folder) as pair:
-        disk = synced_per_s(folder, 1000, FRAME_BYTES)
+        disk = synced_per_s(folder, times=1000, size=FRAME_BYTES)
         rows = [Row("synced frames of one message", disk, "/s")]
         one = pair.compare("send_1", "sent", scale=scale)
         limit = 1 / (1 / one[0].rate + 1 / disk)

@@ -101,7 +101,7 @@ class Bench:
 
     def limit(self, times: int, written: int) -> float:
         """Return writes per second of ``written`` bytes in ``times`` parts."""
-        return synced_per_s(self.folder, times, max(1, written // times))
+        return synced_per_s(self.folder, times=times, size=max(1, written // times))
 
     def settled(self) -> None:
         """Dispatch has nothing left to do that would be counted with the next measurement."""
@@ -117,7 +117,7 @@ def seconds() -> Iterator[list[float]]:
     taken.append(time.perf_counter() - start)
 
 
-def synced_per_s(folder: Path, times: int, size: int) -> float:
+def synced_per_s(folder: Path, *, times: int, size: int) -> float:
     """Return how many parts of ``size`` bytes a commit log's file takes per second, each synced.
 
     The file is the log's own, so small parts find blocks that were written before.
