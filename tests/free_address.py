@@ -8,6 +8,8 @@ from rmq_pipeline.flight.flags import Listening, Tls
 
 #: Below those that systems give out themselves: no connection of another test takes it meanwhile.
 _PORTS: Final = range(10_000, 32_000)
+#: Those that this process has given out: a server that has several binds one after the other.
+_GIVEN: Final[set[int]] = set()
 
 
 def free_port() -> int:
@@ -16,11 +18,14 @@ def free_port() -> int:
     dice = random.SystemRandom()
     while True:
         port = dice.choice(_PORTS)
+        if port in _GIVEN:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+        _GIVEN.add(port)
         return port
 
 
@@ -31,8 +36,5 @@ def free_address() -> str:
 
 def free_endpoints(*, tls: Tls | None = None) -> Listening:
     """Each endpoint of a broker at a port of its own, also the encrypted one for gRPC."""
-    ports: set[int] = set()
-    while len(ports) < 3:
-        ports.add(free_port())
-    flight, grpc, grpc_tls = (f"127.0.0.1:{port}" for port in ports)
+    flight, grpc, grpc_tls = free_address(), free_address(), free_address()
     return Listening(flight=flight, grpc=grpc, grpc_tls=grpc_tls if tls else None, tls=tls)
