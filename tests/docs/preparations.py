@@ -33,6 +33,8 @@ PIPELINE_IMPORT: Final = (
 )
 #: The log of docs/replication.md in a bucket, and how a store that is not Amazon's is reached.
 BUCKET_LOG: Final = "s3://my-bucket/rmq-log"
+#: The same in a stream of NATS.
+NATS_LOG: Final = "nats://n1.example.com:4222,n2.example.com:4222,n3.example.com:4222/rmq"
 MINIO: Final = "scheme=https&endpoint_override=minio.example.com:9000&region=us-east-1"
 Step = Callable[[Reader], None]
 #: Why commands and blocks are not run.
@@ -158,6 +160,7 @@ def databases(reader: Reader) -> None:
         "s3://bucket/rmq": store.uri("page_of_replication/archive"),
         "s3://my-bucket/rmq-log": log,
         f"{BUCKET_LOG}?{MINIO}": f"{log}?{at}&region=us-east-1",
+        NATS_LOG: f"nats://{reader.given['nats_server'].address}/rmq?replicas=1",
         "postgresql://db.example.com/rmq": url,
         "postgresql://db1,db2/rmq": url.replace(host, f"{host},{host}"),
     }
@@ -382,12 +385,15 @@ PAGES: Final = {
             ),
             f"rmq broker --log {BUCKET_LOG} --standby": another_log,
             f"rmq broker --log '{BUCKET_LOG}?{MINIO}'": Reader.close,
+            f"rmq broker --log {NATS_LOG} --standby": another_log,
         },
-        needs=("postgres", "object_store"),
+        needs=("postgres", "object_store", "nats_server"),
         not_run={
             "pip install 'rmq_pipeline[broker,postgres]'": INSTALLED,
             "pip install 'rmq_pipeline[broker,postgres,objects]'": INSTALLED,
             "pip install 'rmq_pipeline[broker,objects]'": INSTALLED,
+            "pip install 'rmq_pipeline[broker,nats]'": INSTALLED,
+            "export NATS_CREDS=/etc/rmq/leader.creds": "the server of the tests has no users",
             "export AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… AWS_REGION=eu-central-1": (
                 "the store of the tests has keys of its own"
             ),
