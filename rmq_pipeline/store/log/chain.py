@@ -38,7 +38,7 @@ _HEAD_BYTES: Final = MIB
 _AHEAD: Final = 8
 #: Tries to put a claim before the next frame of a leader that writes.
 _CLAIM_TRIES: Final = 100
-#: Tries after which a claim that waits for no lease takes whatever number comes, if it can.
+#: Tries after which a claim that waits for no lease takes whatever number comes.
 _POLITE_TRIES: Final = 3
 
 
@@ -241,11 +241,11 @@ class Chain:
             for tries in range(_CLAIM_TRIES):
                 mine = self._following(self.tip, Kind.CLAIM, length=len(payload), crc=crc)
                 anywhere = mine._replace(number=UNPLACED).packed() + payload
-                if (
-                    force
-                    and tries >= _POLITE_TRIES
-                    and (number := self._slots.put_next(anywhere)) is not None
-                ):
+                if force and tries >= _POLITE_TRIES:
+                    after = None if self.tip is None else self.tip.number
+                    number = self._slots.put_next(anywhere, after=after)
+                    if number is None:
+                        return False
                     mine = self.at(number)
                 elif not self._slots.put(mine.number, mine.packed() + payload, stays=True):
                     found = self.entry(mine.number)

@@ -136,10 +136,16 @@ class Slots(Protocol):
         """
         ...
 
-    def put_next(self, data: bytes) -> int | None:
-        """Put an entry that stays after all others; return its number.
+    def put_next(self, data: bytes, *, after: int | None) -> int | None:
+        """Put an entry that stays after all others, while others are put; return its number.
 
-        After a lost answer it may come late. None: the store cannot do that.
+        After a lost answer it may come late, or twice.
+
+        Args:
+            after: number of an entry that is there; None: there is none.
+
+        Returns:
+            None if others always came first.
         """
         ...
 

@@ -145,8 +145,9 @@ class StreamSlots:
             )
         return True
 
-    def put_next(self, data: bytes) -> int:
+    def put_next(self, data: bytes, *, after: int | None) -> int:
         """See Slots."""
+        del after  # the stream knows where it ends
         return self._sequence(self._published(self.kept, data, after=None))
 
     def _sequence(self, said: dict[str, Any]) -> int:

@@ -42,6 +42,8 @@ _LOOKED_AT: Final = 20
 #: Bytes per second that a slow connection is given, beyond the time limit of every request.
 _SLOWEST: Final = 4 * MIB
 _DELETE_NAMES: Final = 1000
+#: Names that are tried one after the other for an entry that takes the next free one.
+_NEXT_TRIES: Final = 1000
 
 
 class BucketSlots:
@@ -77,8 +79,13 @@ class BucketSlots:
         with answering():
             return self._bucket_of(len(data)).put_if_absent(name_of(number), data)
 
-    def put_next(self, data: bytes) -> None:
-        """See Slots. An object needs its name."""
+    def put_next(self, data: bytes, *, after: int | None) -> int | None:
+        """See Slots. A name that is taken is refused faster than a leader puts an object."""
+        start = self.origin if after is None else after + 1
+        for number in range(start, start + _NEXT_TRIES):
+            if self.put(number, data, stays=True):
+                return number
+        return None
 
     def read(self, number: int, *, start: int = 0, length: int) -> bytes | None:
         """See Slots."""
