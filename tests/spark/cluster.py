@@ -5,6 +5,7 @@ Spark tries a task again on a cluster only, and begins a copy of a slow one on a
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -63,7 +64,15 @@ class Cluster:
     def wait(self, eventually: Eventually) -> None:
         """Return once both workers are known to the master."""
         log = self._folder / "master.log"
-        eventually(lambda: log.read_text().count("Registering worker") == 2, within_s=120)
+
+        def are_known() -> bool:  # one that had no answer in time registers again
+            return len(set(re.findall(r"Registering worker (\S+)", log.read_text()))) == 2
+
+        eventually(are_known, within_s=120, what=self._logs)
+
+    def _logs(self) -> str:
+        """Return the ends of all logs."""
+        return "\n".join(f"{log}: {log.read_text()[-2000:]}" for log in self._folder.glob("*.log"))
 
     def settings(self) -> dict[str, str]:
         """For a session on the cluster, whose workers find our modules."""

@@ -29,7 +29,7 @@ def open_store(log_stores: LogStores, address: str) -> Iterator[Open]:
     opened: list[LogStore] = []
 
     def open_it(at: str = address, *, claim: bool = True) -> LogStore:
-        opened.append(log_stores.store(at, timeout_s=2.0, lease_s=LEASE_S, home_format=1))
+        opened.append(log_stores.store(at, timeout_s=10.0, lease_s=LEASE_S, home_format=1))
         opened[-1].look()
         if claim:
             opened[-1].claim(seconds=5.0)
