@@ -242,11 +242,11 @@ class Chain:
                 mine = self._following(self.tip, Kind.CLAIM, length=len(payload), crc=crc)
                 anywhere = mine._replace(number=UNPLACED).packed() + payload
                 if force and tries >= _POLITE_TRIES:
-                    after = None if self.tip is None else self.tip.number
-                    number = self._slots.put_next(anywhere, after=after)
-                    if number is None:
+                    seen = None if self.tip is None else self.tip.number
+                    taken = self._slots.put_next(anywhere, after=seen)
+                    if taken is None:
                         return False
-                    mine = self.at(number)
+                    mine = self.at(taken)
                 elif not self._slots.put(mine.number, mine.packed() + payload, stays=True):
                     found = self.entry(mine.number)
                     if found is None:
