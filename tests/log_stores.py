@@ -9,12 +9,12 @@ from typing import Any, Final, Protocol
 import obstore
 
 from rmq_pipeline.broker.work.home import FORMAT
-from rmq_pipeline.store.log.chain_entry import Entry, Kind
-from rmq_pipeline.store.log.jetstream_log import JetStreamLog, StreamSlots
+from rmq_pipeline.store.log.engines.chain_entry import Entry, Kind
+from rmq_pipeline.store.log.engines.jetstream_log import JetStreamLog, StreamSlots
+from rmq_pipeline.store.log.engines.nats_connection import NatsConnection
+from rmq_pipeline.store.log.engines.object_store_log import ObjectStoreLog
+from rmq_pipeline.store.log.engines.postgres_store import PostgresStore
 from rmq_pipeline.store.log.log_store import LogStore
-from rmq_pipeline.store.log.nats_connection import NatsConnection
-from rmq_pipeline.store.log.object_store_log import ObjectStoreLog
-from rmq_pipeline.store.log.postgres_store import PostgresStore
 from tests.nats_server import NatsServer
 from tests.object_store import BUCKET, ObjectStore
 from tests.postgres_server import PostgresServer

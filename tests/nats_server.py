@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from rmq_pipeline.errors import LogStoreError
-from rmq_pipeline.store.log.nats_connection import NatsConnection
+from rmq_pipeline.store.log.engines.nats_connection import NatsConnection
 from tests.free_address import free_port
 from tests.waiting import until
 

@@ -12,8 +12,8 @@ from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.log import recovery
 from rmq_pipeline.store.log.catching_up import DivergedLogError
 from rmq_pipeline.store.log.commit_log import CommitLog
+from rmq_pipeline.store.log.engines.postgres_store import PostgresStore
 from rmq_pipeline.store.log.frame import FILE_HEADER_BYTES
-from rmq_pipeline.store.log.postgres_store import PostgresStore
 from rmq_pipeline.store.log.replication import Replication
 from rmq_pipeline.store.log.shared_log import LeadingLog
 from tests.postgres_server import PostgresServer

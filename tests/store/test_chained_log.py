@@ -13,8 +13,8 @@ from rmq_pipeline.errors import (
     LogHeldError,
     LogStoreError,
 )
-from rmq_pipeline.store.log.chain_entry import Kind
-from rmq_pipeline.store.log.chained_log import ChainedLog
+from rmq_pipeline.store.log.engines.chain_entry import Kind
+from rmq_pipeline.store.log.engines.chained_log import ChainedLog
 from rmq_pipeline.store.log.log_store import Layout
 from tests.broken_wire import BrokenWire
 from tests.log_stores import BucketLogs, StreamLogs

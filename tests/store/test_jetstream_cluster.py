@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from rmq_pipeline.errors import LogFencedError, LogStoreError
-from rmq_pipeline.store.log.jetstream_log import JetStreamLog
+from rmq_pipeline.store.log.engines.jetstream_log import JetStreamLog
 from tests.nats_server import NatsCluster
 from tests.waiting import until
 

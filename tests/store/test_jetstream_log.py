@@ -12,10 +12,10 @@ import pytest
 
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.errors import LogFencedError, LogStoreError, RequestError
-from rmq_pipeline.store.log.chain_entry import Kind
-from rmq_pipeline.store.log.jetstream_log import JetStreamLog
+from rmq_pipeline.store.log.engines.chain_entry import Kind
+from rmq_pipeline.store.log.engines.jetstream_log import JetStreamLog
+from rmq_pipeline.store.log.engines.nats_connection import NatsConnection
 from rmq_pipeline.store.log.log_store import Layout
-from rmq_pipeline.store.log.nats_connection import NatsConnection
 from tests.log_stores import StreamLogs
 from tests.nats_server import NatsServer
 

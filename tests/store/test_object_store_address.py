@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rmq_pipeline.errors import LogStoreError, RequestError
-from rmq_pipeline.store.log.object_store_log import ObjectStoreLog
+from rmq_pipeline.store.log.engines.object_store_log import ObjectStoreLog
 
 LEASE_S = 0.3
 

@@ -14,8 +14,8 @@ from rmq_pipeline.errors import (
     LogStoreError,
 )
 from rmq_pipeline.storage.bucket import Bucket, BucketError
-from rmq_pipeline.store.log.chain_entry import Kind
-from rmq_pipeline.store.log.object_store_log import BucketSlots, ObjectStoreLog
+from rmq_pipeline.store.log.engines.chain_entry import Kind
+from rmq_pipeline.store.log.engines.object_store_log import BucketSlots, ObjectStoreLog
 from tests.log_stores import BucketLogs
 from tests.object_store import ObjectStore
 

@@ -14,8 +14,8 @@ from rmq_pipeline.errors import (
 )
 from rmq_pipeline.store.log import catching_up
 from rmq_pipeline.store.log.catching_up import DivergedLogError
+from rmq_pipeline.store.log.engines.postgres_store import PostgresStore
 from rmq_pipeline.store.log.log_store import Layout
-from rmq_pipeline.store.log.postgres_store import PostgresStore
 from tests.broken_wire import BrokenWire
 from tests.postgres_server import PostgresServer
 from tests.waiting import until

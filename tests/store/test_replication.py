@@ -8,7 +8,7 @@ import pytest
 
 from rmq_pipeline.errors import LogStoreError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store.log.postgres_store import PostgresStore
+from rmq_pipeline.store.log.engines.postgres_store import PostgresStore
 from rmq_pipeline.store.log.replication import Mode, Replication
 from tests.broken_wire import BrokenWire
 from tests.postgres_server import PostgresServer

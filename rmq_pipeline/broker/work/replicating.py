@@ -17,7 +17,8 @@ from rmq_pipeline.broker.work import shared_state
 from rmq_pipeline.broker.work.home import FORMAT, Home, check_has_archive, claim_root
 from rmq_pipeline.broker.work.shared_state import StateCopy
 from rmq_pipeline.errors import LogHeldError, OperatorError, RequestError
-from rmq_pipeline.settings import Settings, is_bucket, is_nats
+from rmq_pipeline.log_address import is_bucket, is_nats
+from rmq_pipeline.settings import Settings
 from rmq_pipeline.storage.root import Root, shown, without_credentials
 from rmq_pipeline.store.log import catching_up, log_file
 from rmq_pipeline.store.log.commit_log import CommitLog
@@ -313,16 +314,16 @@ def engine_of(address: str) -> Callable[..., LogStore]:
     """Return the kind of store at an address; only its packages are needed."""
     if is_bucket(address):
         extras.check("objects")
-        from rmq_pipeline.store.log.object_store_log import ObjectStoreLog
+        from rmq_pipeline.store.log.engines.object_store_log import ObjectStoreLog
 
         return ObjectStoreLog
     if is_nats(address):
         extras.check("nats")
-        from rmq_pipeline.store.log.jetstream_log import JetStreamLog
+        from rmq_pipeline.store.log.engines.jetstream_log import JetStreamLog
 
         return JetStreamLog
     extras.check("postgres")
-    from rmq_pipeline.store.log.postgres_store import PostgresStore
+    from rmq_pipeline.store.log.engines.postgres_store import PostgresStore
 
     return PostgresStore
 

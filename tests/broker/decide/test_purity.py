@@ -73,7 +73,7 @@ from rmq_pipeline.message import MessageIds
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.storage.local import LocalRoot
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.log.postgres_store import PostgresStore
+from rmq_pipeline.store.log.engines.postgres_store import PostgresStore
 from rmq_pipeline.store.log.shared_log import FollowingLog
 from rmq_pipeline.store.segment_reader import Segments
 from rmq_pipeline.tables import columns_of

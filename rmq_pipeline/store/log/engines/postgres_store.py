@@ -28,7 +28,7 @@ from rmq_pipeline.errors import (
     RequestError,
 )
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.settings import LIBPQ_SECRETS, check_log_store
+from rmq_pipeline.log_address import LIBPQ_SECRETS, check_log_store
 from rmq_pipeline.store.log.frame import crc32
 from rmq_pipeline.store.log.leadership import Held, LeadableStore, holder
 from rmq_pipeline.store.log.log_store import Layout, Lease, Stored

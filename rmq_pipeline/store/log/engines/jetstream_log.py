@@ -23,14 +23,14 @@ from typing_extensions import override
 
 from rmq_pipeline.errors import LogStoreError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.settings import check_log_store
-from rmq_pipeline.store.log.chained_log import (
+from rmq_pipeline.log_address import check_log_store
+from rmq_pipeline.store.log.engines.chained_log import (
     ID_BYTES,
     ChainedLog,
     lease_of,
     lease_request_s,
 )
-from rmq_pipeline.store.log.nats_connection import NOT_JETSTREAM, NatsConnection
+from rmq_pipeline.store.log.engines.nats_connection import NOT_JETSTREAM, NatsConnection
 
 _SUBJECT: Final = "rmq_log"
 #: Servers that have each message, unless the address says another number.

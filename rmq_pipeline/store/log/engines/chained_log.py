@@ -20,8 +20,8 @@ from typing_extensions import override
 from rmq_pipeline import durable_files
 from rmq_pipeline.errors import HomeFormatError, LogFencedError, LogStoreError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store.log.chain import Chain, Taken
-from rmq_pipeline.store.log.chain_entry import Entry, Kind, Slots
+from rmq_pipeline.store.log.engines.chain import Chain, Taken
+from rmq_pipeline.store.log.engines.chain_entry import Entry, Kind, Slots
 from rmq_pipeline.store.log.leadership import Held, LeadableStore, holder
 from rmq_pipeline.store.log.log_store import Layout, Lease, Stored
 

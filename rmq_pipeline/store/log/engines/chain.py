@@ -19,7 +19,7 @@ from typing import Final
 
 from rmq_pipeline.errors import HomeFormatError, LogStoreError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store.log.chain_entry import (
+from rmq_pipeline.store.log.engines.chain_entry import (
     FORMAT,
     HEADER_BYTES,
     NONE,

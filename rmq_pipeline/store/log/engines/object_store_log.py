@@ -23,12 +23,12 @@ from typing_extensions import override
 from rmq_pipeline import durable_files
 from rmq_pipeline.errors import HomeFormatError, LogStoreError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.settings import check_log_store
+from rmq_pipeline.log_address import check_log_store
 from rmq_pipeline.storage.bucket import Bucket, BucketError
 from rmq_pipeline.storage.place import at
 from rmq_pipeline.storage.root import StorageRootError, shown
-from rmq_pipeline.store.log.chain_entry import FORMAT
-from rmq_pipeline.store.log.chained_log import (
+from rmq_pipeline.store.log.engines.chain_entry import FORMAT
+from rmq_pipeline.store.log.engines.chained_log import (
     FRAME_BYTES_MAX,
     ID_BYTES,
     ChainedLog,
