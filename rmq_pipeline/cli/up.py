@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -188,7 +188,7 @@ def _run(
         show_message(_addresses(broker.endpoint, home))
         show_message("Dagster  starting …")
         with DevServer(folder, port=port, env={"RMQ_HOME": str(home)}, code=code) as dagster:
-            show_message(_loaded(code, dagster.graphql.asset_groups()))
+            show_message(_loaded(code, dagster))
             show_message(f"Dagster  {dagster.url}   DAGSTER_HOME {folder}")
             page = _page(ui, home=home, insecure=listening.insecure, dagster_url=dagster.url)
             watch = FailureWatch(
@@ -299,15 +299,17 @@ def ui(
         interruption.wait()
 
 
-def _loaded(code: "CodeLocation", asset_groups: set[str]) -> str:
+def _loaded(code: "CodeLocation", dagster: "DevServer") -> str:
     from rmq_pipeline.orchestration.upkeep_assets import GROUP
 
+    if not code.is_project:
+        return "project  none: `rmq init NAME` writes one. Only the background work runs."
     project = f"project  {code.module}   {code.folder}"
-    if code.is_project and asset_groups <= {GROUP}:
-        return f"{project}\n         It has no pipelines. Give them to definitions(pipelines=[…])."
-    if code.is_project:
-        return project
-    return "project  none: `rmq init NAME` writes one. Only the background work runs."
+    with suppress(OSError, ValueError):  # this line need not wait for a busy webserver
+        if dagster.graphql.asset_groups() <= {GROUP}:
+            hint = "It has no pipelines. Give them to definitions(pipelines=[…])."
+            return f"{project}\n         {hint}"
+    return project
 
 
 def _addresses(endpoint: "Endpoint", home: Path) -> str:

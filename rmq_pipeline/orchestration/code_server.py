@@ -66,11 +66,11 @@ def main() -> None:
     except DagsterError as error:
         reason = error.__cause__ or error
         traceback.print_exception(reason)
-        sys.stderr.write(told(reason, folder=folder) + "\n")
+        sys.stderr.write(error_line(reason, folder=folder) + "\n")
         sys.exit(CANNOT_LOAD)
 
 
-def told(error: BaseException, *, folder: str) -> str:
+def error_line(error: BaseException, *, folder: str) -> str:
     """Return an error of the code in one line, with its last place in the folder.
 
     Args:

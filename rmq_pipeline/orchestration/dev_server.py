@@ -36,6 +36,8 @@ HOST: Final = "127.0.0.1"
 CODE_SERVER_THREADS: Final = 32
 RUNS_END_S: Final = 6.0
 PROCESSES_END_S: Final = 6.0
+#: End of a log in which its last line is looked for.
+_LINE_BYTES: Final = 16 * 1024
 #: Runs in these states have a process of the code server; the daemon starts the others.
 _AT_THE_CODE_SERVER: Final = (
     dg.DagsterRunStatus.STARTING,
@@ -351,7 +353,7 @@ class DevServer:
     def _ended(self, name: str, code: int) -> DagsterStartError:
         path = self.log_path(name)
         if name == "code_server" and code == CANNOT_LOAD:
-            says = path.read_text(errors="replace").rstrip().rpartition("\n")[2].rstrip(".")
+            says = _last_line(path).rstrip(".")
             return DagsterStartError(
                 f"Dagster cannot load {self._code.module} in {self._code.folder}: {says}.",
                 remedy=f"Correct the code. Its traceback is at the end of {path}.",
@@ -413,6 +415,12 @@ class DevServer:
         if child is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, number)
+
+
+def _last_line(path: Path) -> str:
+    with path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _LINE_BYTES))
+        return log.read().decode(errors="replace").rstrip().rpartition("\n")[2]
 
 
 def _free_port() -> int:

@@ -128,7 +128,7 @@ class StreamSlots:
                 remedy="Use a cluster of that many servers, or ?replicas=1 in log_store: then the"
                 " log is lost with the disk of one server.",
             )
-        with self._read_as_told():
+        with self._reading_answer():
             return dict(self._checked(found)["config"])
 
     def put(self, number: int, data: bytes, *, stays: bool) -> bool:
@@ -152,7 +152,7 @@ class StreamSlots:
 
     def _sequence(self, said: dict[str, Any]) -> int:
         """Return the sequence of a message that the stream says it has stored."""
-        with self._read_as_told():
+        with self._reading_answer():
             stored = self._checked(said)
             if stored["stream"] != self.stream:
                 raise ValueError(f"it names the stream {stored['stream']!r}")
@@ -167,14 +167,14 @@ class StreamSlots:
         found = self._call("STREAM.MSG.GET", {"seq": number})
         if _code(found) == _NO_MESSAGE:
             return None
-        with self._read_as_told():
+        with self._reading_answer():
             data = base64.b64decode(self._checked(found)["message"].get("data", ""))
         return data[start : start + length]
 
     def last(self, seen: int | None) -> int | None:
         """See Slots."""
         found = self._call("STREAM.INFO", {})
-        with self._read_as_told():
+        with self._reading_answer():
             last = int(self._checked(found)["state"]["last_seq"])
         if seen is not None and last < seen:
             raise LogStoreError(
@@ -190,7 +190,7 @@ class StreamSlots:
         asked = {"seq": self.seen_first, "next_by_subj": self.frames}
         found = self._call("STREAM.MSG.GET", asked)
         if _code(found) != _NO_MESSAGE:
-            with self._read_as_told():
+            with self._reading_answer():
                 first = int(self._checked(found)["message"]["seq"])
             self.seen_first = max(self.seen_first, first)
         return self.seen_first
@@ -205,7 +205,7 @@ class StreamSlots:
         return self._connection.call(f"{what}.{self.stream}", body, limit_s=self._limit_s)
 
     @contextmanager
-    def _read_as_told(self) -> Iterator[None]:
+    def _reading_answer(self) -> Iterator[None]:
         """Read an answer; one of another shape is not JetStream's."""
         try:
             yield
