@@ -14,6 +14,7 @@ import gc
 import os
 import random
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
@@ -84,6 +85,10 @@ NOT_FAST: Final = ("slow", "long", "alone", "spark", "dagster", "chaos")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Send temporary files, those of Spark's JVM as well, to a folder of this run."""
+    # A shell ignores it for what it runs in the background. Dagster does the same to SIGTERM then,
+    # and processes that tests start would never end.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     folder = tempfile.mkdtemp(prefix="rmq-tests-")
     config.add_cleanup(lambda: _clean_up(folder))

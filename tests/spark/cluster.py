@@ -24,6 +24,7 @@ _CLASS: Final = Path(pyspark.__file__).parent / "bin" / "spark-class"
 _SHORT_LIVED: Final = " ".join(
     ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", os.environ.get("SPARK_SUBMIT_OPTS", "")]
 ).strip()
+_ENDS_S: Final = 20
 #: All of 127.0.0.0/8 is this machine.
 _HOSTS: Final = ("127.0.0.2", "127.0.0.3")
 
@@ -101,8 +102,16 @@ class Cluster:
             stderr=log,
             env={**os.environ, **java, "SPARK_LOCAL_IP": host, "PYTHONPATH": str(ROOT)},
         )
-        self._stack.callback(process.wait)
-        self._stack.callback(process.terminate)
+        self._stack.callback(_end, process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_ENDS_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def run_windows(environment: Mapping[str, str] | None = None, **how: Any) -> list[dict[str, Any]]:
