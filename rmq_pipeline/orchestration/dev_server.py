@@ -154,6 +154,20 @@ class DevServer:
         self._watcher.start()
         return self
 
+    def wait_for_first_ticks(self, *, timeout_s: float = 20.0) -> bool:
+        """Wait until each running sensor has had a tick: they create the declared topics.
+
+        Returns:
+            False if one had none within the time.
+        """
+        deadline, since_s = Deadline(timeout_s), self.code_since_s()
+        while not deadline.is_over and not self._stopping.is_set():
+            with contextlib.suppress(OSError, ValueError):  # of a webserver that is busy
+                if not self.graphql.sensors_without_tick(self._code.name, since_s=since_s):
+                    return True
+            self._stopping.wait(0.2)
+        return False
+
     def reload_code(self, *, over: threading.Event, timeout_s: float = 90.0) -> None:
         """End the runs under way (they become canceled), and load the code again.
 

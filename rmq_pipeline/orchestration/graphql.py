@@ -68,6 +68,12 @@ _REEXECUTE: Final = """mutation ($params: ReexecutionParams!) {
   }
 }"""
 _ASSET_GROUPS: Final = "{ assetNodes { groupName } }"
+_LAST_TICKS: Final = """query ($of: RepositorySelector!) {
+  sensorsOrError(repositorySelector: $of) { ... on Sensors { results {
+    name
+    sensorState { status ticks(limit: 1) { status timestamp } }
+  } } }
+}"""
 _VALUES: Final = ("text", "floatValue", "boolValue")
 _STATUS: Final = """query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
 _PAGE: Final = 500
@@ -134,6 +140,25 @@ class GraphQL:
     def asset_groups(self) -> set[str]:
         """Return the names of the groups that the assets of all code locations have."""
         return {node["groupName"] for node in self.ask(_ASSET_GROUPS)["assetNodes"]}
+
+    def sensors_without_tick(self, location: str, *, since_s: float) -> list[str]:
+        """Return the names of running sensors of which no tick has ended since a time.
+
+        Args:
+            location: the code location.
+            since_s: in seconds since 1970.
+        """
+        selector = {"repositoryLocationName": location, "repositoryName": REPOSITORY}
+        found = self.ask(_LAST_TICKS, {"of": selector})["sensorsOrError"].get("results", [])
+        return [
+            sensor["name"]
+            for sensor in found
+            if (state := sensor["sensorState"])["status"] == "RUNNING"
+            and not any(
+                tick["status"] != "STARTED" and tick["timestamp"] >= since_s
+                for tick in state["ticks"]
+            )
+        ]
 
     def runs(self, *, statuses: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         """Return all runs, newest first: runId, status, jobName.

@@ -108,6 +108,9 @@ def test_sensors_tick_and_stop_ends_everything(
     dagster = server(dagster_home, project)
 
     with dagster:
+        assert dagster.wait_for_first_ticks(timeout_s=60)
+        assert dagster.graphql.runs(), "requested by the first tick"
+        assert not dagster.wait_for_first_ticks(timeout_s=0)
         eventually(lambda: dagster.graphql.runs(statuses=("STARTED",)), within_s=60)
         with pytest.raises(HomeLockedError):
             server(dagster_home, project).start()
