@@ -519,6 +519,7 @@ class Verbs(Protocol):
         window: Window | None = None,
         queue_ids: Sequence[int] | None = None,
         attempt_id: str = "",
+        ack: Receipts | None = None,
     ) -> pa.Table:
         """Lease messages of a topic to the caller.
 
@@ -536,12 +537,15 @@ class Verbs(Protocol):
                 the group has locked.
             attempt_id: in a group of order queue, repeating a receive under the id of one whose
                 answer was lost returns the same batch, with new receipts.
+            ack: receipts of deliveries that are settled as consumed before, all or none, also if no
+                message comes. After a lost answer, receive again without them: they may have ended.
 
         Returns:
             schema.RECEIVED, sorted by queue_id, and by queue_offset within a message group.
 
         Raises:
             QueueLockedError: another client has locked one of ``queue_ids``.
+            ReceiptHandleError: a receipt of ``ack`` has ended; nothing was leased.
         """
         answer: pa.Table = self.call(
             "receive",
@@ -557,6 +561,7 @@ class Verbs(Protocol):
                 "window": window,
                 "queue_ids": queue_ids,
                 "attempt_id": attempt_id,
+                "ack": ack,
             },
         )
         return answer
@@ -1718,7 +1723,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         Verb("copy_state", repeatable=True),
         Verb("send", tables=("messages",), quick=True),
         Verb("recall", tables=("handles",), quick=True),
-        Verb("receive"),
+        Verb("receive", tables=("ack",)),
         Verb("ack", tables=("receipts",), quick=True),
         Verb("change_invisible_duration", tables=("receipts",), quick=True),
         Verb("forward_to_dead_letter_queue", tables=("receipts",), quick=True),

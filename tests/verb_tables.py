@@ -8,6 +8,7 @@ TABLES: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("send_half", "messages"): ("body", {"topic": "half", "producer_group": "p"}),
     ("recall", "handles"): ("recall_handle", {"topic": "t"}),
     ("ack", "receipts"): ("receipt_handle", {}),
+    ("receive", "ack"): ("receipt_handle", {"group": "g", "topic": "t"}),
     ("release", "receipts"): ("receipt_handle", {}),
     ("change_invisible_duration", "receipts"): ("receipt_handle", {"duration_ms": 1}),
     ("forward_to_dead_letter_queue", "receipts"): ("receipt_handle", {}),

@@ -394,7 +394,8 @@ class FlightServer:
             raise
         except Exception as error:
             raise self._translated(name, error) from error
-        waits = args.get("wait_ms") or name == "receive"
+        # A caller that acks with its receive must not take the acks for refused.
+        waits = args.get("ack") is None and (args.get("wait_ms") or name == "receive")
         if self._closing.is_set() and waits and _has_nothing(result, args):
             raise errors.BrokerUnavailableError("The broker is stopping.")
         return result

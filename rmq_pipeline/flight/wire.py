@@ -187,20 +187,26 @@ def find(verb_name: str) -> Verb:
     return VERBS[verb_name]
 
 
+#: Arguments of the type ``verb.Receipts``.
+_RECEIPTS: Final = ("receipts", "ack")
+
+
 def as_table(name: str, value: object) -> pa.Table:
     """Return the value as a table.
 
     Raises:
         TableSchemaError: the value is not a table.
     """
-    if isinstance(value, pa.Table):
-        return value
     if isinstance(value, pa.RecordBatch):
-        return pa.Table.from_batches([value])
-    if name == "receipts" and isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        value = pa.Table.from_batches([value])
+    if isinstance(value, pa.Table):
+        if name in _RECEIPTS and value.column_names.count("receipt_handle") == 1:
+            return value.select(["receipt_handle"])  # the bodies of the messages stay here
+        return value
+    if name in _RECEIPTS and isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if not all(isinstance(handle, str) for handle in value):
             raise errors.TableSchemaError(
-                f"receipts must be receipt handles, which are texts, not {value!r}."
+                f"{name} must be receipt handles, which are texts, not {value!r}."
             )
         return pa.table({"receipt_handle": pa.array(value, pa.string())})
     raise errors.TableSchemaError(f"{name} is a {type(value).__name__}, not a pyarrow.Table.")

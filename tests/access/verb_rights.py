@@ -40,7 +40,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "fetch_checks": ({"topics": ["pays"]}, ["topic:pays pub"]),
     "keep_checks": ({"holder": "h", "checks": "a half message"}, ["topic:pays pub"]),
     "check_transactions": ({}, [f"{CLUSTER} update"]),
-    "receive": (PLACE, ["topic:orders sub", "group:billing sub"]),
+    "receive": ({**PLACE, "ack": "a delivery"}, ["topic:orders sub", "group:billing sub"]),
     "sync_lite_subscription": (
         {**PLACE, "client_id": "c", "action": "clear"},
         ["topic:orders sub", "group:billing sub"],

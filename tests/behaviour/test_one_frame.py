@@ -135,6 +135,20 @@ def test_a_refused_request_leaves_the_rest_of_its_frame_alone(
     assert np.all(delivery.taken[0][1].attempt == 1)
 
 
+def test_a_receive_and_what_it_acks_share_a_frame(
+    inside: Endpoint, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+    inside.broker.send(name, messages(2))
+    batch = inside.broker.receive(readers, name, limit=1)
+    start = inside.inside.engine.log.synced
+
+    inside.broker.receive(readers, name, limit=1, ack=batch)
+
+    frames = list(inside.inside.engine.log.frames(start, inside.inside.engine.log.synced))
+    assert len(frames) == 1
+
+
 def test_windows_opened_in_one_frame_are_told_apart_when_the_log_is_read_again(
     inside: Endpoint, group: Make
 ) -> None:

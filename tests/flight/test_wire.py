@@ -1,11 +1,15 @@
 """What crosses the wire, behind a real socket: every kind of table, value and error."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import get_args
 
 import pyarrow as pa
 import pytest
 
 from rmq_pipeline import errors, limits, schema
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.verbs.declaration import declarations
 from rmq_pipeline.flight import wire
 from rmq_pipeline.flight.client import Client
 from tests.flight.echo import Echo
@@ -170,3 +174,20 @@ def test_settle_of_a_window_with_an_id_may_be_repeated() -> None:
 
 def test_limits_of_a_piece_leave_room_for_the_largest_body() -> None:
     assert wire.PIECE_BYTES > limits.BODY_BYTES
+
+
+def test_receipts_travel_without_the_messages_they_are_of() -> None:
+    """Every argument that the broker declares as receipts."""
+    received = pa.table({"receipt_handle": ["r"], "body": [b"x" * 1000]})
+    declared = [
+        (name, argument)
+        for name, declaration in declarations(Broker).items()
+        for argument, parameter in signature(getattr(Broker, name)).parameters.items()
+        if argument in declaration.verb.tables and pa.Table in get_args(parameter.annotation)
+        if Sequence[str] in get_args(parameter.annotation)
+    ]
+
+    assert ("receive", "ack") in declared
+    for name, argument in declared:
+        sent = wire.request(name, {argument: received}).tables[argument]
+        assert sent.column_names == ["receipt_handle"], name

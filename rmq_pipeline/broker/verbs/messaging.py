@@ -1,6 +1,7 @@
 """Verbs: sending, receiving and settling."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -64,7 +65,7 @@ class Messaging(Opened):
         """
         return schedule.recall(self._engine, topic, handles=handles)
 
-    @verb(rights=CONSUMES)
+    @verb(rights=replace(CONSUMES, settles="ack"))
     def receive(
         self,
         group: str,
@@ -79,6 +80,7 @@ class Messaging(Opened):
         window: Window | None = None,
         queue_ids: Sequence[int] | None = None,
         attempt_id: str = "",
+        ack: Receipts | None = None,
     ) -> pa.Table:
         """Lease messages of a topic to the caller.
 
@@ -96,12 +98,15 @@ class Messaging(Opened):
                 the group has locked.
             attempt_id: in a group of order queue, repeating a receive under the id of one whose
                 answer was lost returns the same batch, with new receipts.
+            ack: receipts of deliveries that are settled as consumed before, all or none, also if no
+                message comes. After a lost answer, receive again without them: they may have ended.
 
         Returns:
             schema.RECEIVED, sorted by queue_id, and by queue_offset within a message group.
 
         Raises:
             QueueLockedError: another client has locked one of ``queue_ids``.
+            ReceiptHandleError: a receipt of ``ack`` has ended; nothing was leased.
         """
         request = arguments.receive(
             self._engine,
@@ -116,8 +121,8 @@ class Messaging(Opened):
             queue_ids=queue_ids,
             attempt_id=attempt_id,
         )
-        wait_ms = arguments.poll_ms(wait_ms)
-        return receive(self._engine, request, wait_ms=wait_ms)
+        acks = None if ack is None else settle.ack_request(ack)
+        return receive(self._engine, request, wait_ms=arguments.poll_ms(wait_ms), first=acks)
 
     @verb(rights=SETTLES, quick=True)
     def ack(self, receipts: Receipts) -> None:

@@ -381,11 +381,11 @@ class Engine:
         """State; threads but the writer's may read only its topics, groups and ``changed``."""
         return self.writer.state
 
-    def submit(self, request: Request) -> Any:
-        """Let the writer decide and store a request; return its answer."""
+    def submit(self, request: Request, *, first: Request | None = None) -> Any:
+        """Let the writer decide and store a request; return its answer. See ``Writer.submit``."""
         if (why := self.repair.why) is not None:
             raise refusal(why)
-        return self.writer.submit(request)
+        return self.writer.submit(request, first=first)
 
     def post(self, request: Request, done: Done) -> None:
         """Let the writer decide and store a request; ``done`` gets its answer."""

@@ -11,6 +11,7 @@ from typing_extensions import override
 from rmq_pipeline import schema
 from rmq_pipeline.broker.decide.deliver import BacklogWanted, Delivery, PageWanted, Receive
 from rmq_pipeline.broker.decide.queue_index import FillBacklog, FillIndex
+from rmq_pipeline.broker.decide.request import Request
 from rmq_pipeline.broker.state.filter_cache import CachedSqlFilter, ReceiveFilter, TagHashFilter
 from rmq_pipeline.broker.state.group_order import KNOWN_PER_GROUP
 from rmq_pipeline.broker.state.queue_index import IndexRows
@@ -145,6 +146,13 @@ class _InThread(Leasing):
     #: True if its caller has gone while it waited.
     _is_gone = False
 
+    def __init__(
+        self, engine: Engine, request: Receive, *, until_ms: int, first: Request | None
+    ) -> None:
+        super().__init__(engine, request, until_ms=until_ms)
+        #: Decided before the first look, in its frame; a refusal of it ends the receive.
+        self._first = first
+
     def result(self) -> Delivery | None:
         """Return leased messages, as ``lease``. The coroutine never suspends: its steps block."""
         try:
@@ -160,7 +168,8 @@ class _InThread(Leasing):
 
     @override
     async def submit(self) -> Delivery:
-        delivery: Delivery = self.engine.submit(self.request)
+        first, self._first = self._first, None
+        delivery: Delivery = self.engine.submit(self.request, first=first)
         return delivery
 
     @override
@@ -189,10 +198,16 @@ class _InThread(Leasing):
         release_delivery(self.engine, delivery)
 
 
-def receive(engine: Engine, request: Receive, *, wait_ms: int) -> pa.Table:
-    """Lease messages and read them; wait up to ``wait_ms`` for the first."""
+def receive(
+    engine: Engine, request: Receive, *, wait_ms: int, first: Request | None = None
+) -> pa.Table:
+    """Lease messages and read them; wait up to ``wait_ms`` for the first.
+
+    Args:
+        first: a request that is decided before; if it is refused, nothing is leased.
+    """
     until_ms = engine.clock.now_ms() + wait_ms
-    delivery = _InThread(engine, request, until_ms=until_ms).result()
+    delivery = _InThread(engine, request, until_ms=until_ms, first=first).result()
     if delivery is None:
         return schema.RECEIVED.empty_table()
     try:

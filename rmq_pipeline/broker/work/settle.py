@@ -67,9 +67,18 @@ def receipts_of(given: pa.Table | Sequence[str]) -> Receipts:
 
 def ack(engine: Engine, given: pa.Table | Sequence[str]) -> None:
     """Ack deliveries."""
+    if (request := ack_request(given)) is not None:
+        engine.submit(request)
+
+
+def ack_request(given: pa.Table | Sequence[str]) -> Settle | None:
+    """Return the request that acks deliveries; None if there are none.
+
+    Raises:
+        as ``receipts_of``.
+    """
     receipts = receipts_of(given)
-    if len(receipts):
-        engine.submit(Settle(acks(receipts)))
+    return Settle(acks(receipts)) if len(receipts) else None
 
 
 def change_invisible_duration(

@@ -15,6 +15,7 @@ from rmq_pipeline.broker.state import event_rows
 from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.broker.work.repair import refusal, text_of
+from rmq_pipeline.broker.work.turns import Turns
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import (
     LogFencedError,
@@ -43,6 +44,8 @@ class Pending:
     """Request whose caller waits for ``done``."""
 
     __slots__ = ("answer", "done", "error", "request")
+    #: Request whose refusal refuses this one, too.
+    after: "Pending | None" = None
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -55,6 +58,16 @@ class Pending:
     def finish(self) -> None:
         """Release the answer or error to the caller."""
         self.done.release()
+
+
+class Following(Pending):
+    """Request that is decided after another one, and refused with it."""
+
+    __slots__ = ("after",)
+
+    def __init__(self, request: Request, after: Pending) -> None:
+        super().__init__(request)
+        self.after = after
 
 
 #: Called with the answer or error in the thread that wrote the frame; it must not wait.
@@ -83,12 +96,14 @@ class Posted(Pending):
 def small_first(together: list[Pending]) -> int:
     """Move small requests with a waiting caller to the front, before bulk; return how many.
 
-    A waiting caller has no other request in the queue, so no order is lost. Posted requests keep
-    their order.
+    A waiting caller has no other request in the queue, so no order is lost. Posted requests and
+    those that follow another one keep their order.
     """
     if not is_bulk(together):
         return 0
-    small = [p for p in together if not isinstance(p, Posted) and not p.request.is_bulk()]
+    small = [
+        p for p in together if not isinstance(p, Posted | Following) and not p.request.is_bulk()
+    ]
     if small:
         first = set(map(id, small))
         together[:] = small + [p for p in together if id(p) not in first]
@@ -101,106 +116,6 @@ def is_bulk(together: Iterable[Pending]) -> bool:
         if pending.request.is_bulk():
             return True
     return False
-
-
-class Turns:
-    """Turns of frames, which are taken, decided and written in order; safe for all threads.
-
-    A bulk frame may be decided while the bulk frame before it is written. During the short write of
-    a small frame that gains nothing: it takes the interpreter from the thread that answers.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        #: Number of frames taken so far; of those decided; of those written.
-        self._taken = 0
-        self._decided = 0
-        self._written = 0
-        #: True if the last frame taken is bulk.
-        self._bulk = False
-        #: Number of threads in ``take``; ``try_take`` does not overtake them.
-        self._waiting = 0
-        self._stopped = False
-        self._closed = False
-
-    def _is_free(self, *, bulk: bool) -> bool:
-        if self._stopped or self._closed or self._taken > self._decided:
-            return False
-        under_way = self._taken - self._written
-        return not under_way or (under_way == 1 and bulk and self._bulk)
-
-    def _take(self, *, bulk: bool) -> int:
-        self._taken += 1
-        self._bulk = bulk
-        return self._taken
-
-    def try_take(self, *, bulk: bool) -> int | None:
-        """Return the number of a frame to decide now.
-
-        The result is None if another thread has the turn or waits for it.
-        """
-        with self._changed:
-            if self._waiting or not self._is_free(bulk=bulk):
-                return None
-            return self._take(bulk=bulk)
-
-    def take(self, *, bulk: bool) -> int:
-        """Wait for the turn; return the number of a frame to decide."""
-        with self._changed:
-            if self._waiting or not self._is_free(bulk=bulk):
-                self._waiting += 1
-                self._changed.wait_for(lambda: self._is_free(bulk=bulk))
-                self._waiting -= 1
-            return self._take(bulk=bulk)
-
-    def decided(self) -> None:
-        """Mark the last frame taken as decided; the next frame may be taken."""
-        with self._changed:
-            self._decided = self._taken
-            self._changed.notify_all()
-
-    def wait_to_write(self, frame: int) -> bool:
-        """Wait until all earlier frames are written.
-
-        Returns:
-            False if an earlier frame has failed while this one is being decided. Then deciding must
-            stop.
-        """
-        with self._changed:
-            while self._written != frame - 1:
-                if self._stopped and self._decided == frame - 1:
-                    return False
-                self._changed.wait()
-            return True
-
-    def has_before(self, frame: int) -> bool:
-        """Return True if an earlier frame is not written yet."""
-        return self._written < frame - 1
-
-    def written(self) -> None:
-        """Mark the frame as written; the next one may be written."""
-        with self._changed:
-            self._written += 1
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Stop the deciding of frames; return when no frame is being decided."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._taken == self._decided)
-
-    def go_on(self) -> None:
-        """Allow the deciding of frames again."""
-        with self._changed:
-            self._stopped = False
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Let no frame be taken from now on; return when all are written."""
-        with self._changed:
-            self._closed = True
-            self._changed.wait_for(lambda: self._taken == self._written)
 
 
 @dataclass(slots=True)
@@ -281,11 +196,21 @@ class Writer:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, request: Request) -> Any:
-        """Return the answer to a request, once its rows are on disk."""
+    def submit(self, request: Request, *, first: Request | None = None) -> Any:
+        """Return the answer to a request, once its rows are on disk.
+
+        Args:
+            first: a request that is decided just before, in the same frame if that has room. If it
+                is refused, so is ``request``, with the same error.
+        """
         pending = Pending(request)
-        if not self._write_here(pending):
-            self._put([pending])
+        together = [pending]
+        if first is not None:
+            before = Pending(first)
+            pending = Following(request, before)
+            together = [before, pending]
+        if not self._write_here(together):
+            self._put(together)
         pending.done.acquire()
         if pending.error is not None:
             raise pending.error
@@ -333,7 +258,7 @@ class Writer:
             self._queue.put([pending])
         pending.done.acquire()
 
-    def _write_here(self, pending: Pending) -> bool:
+    def _write_here(self, together: list[Pending]) -> bool:
         """Write a frame in the caller's thread, if the writer is idle.
 
         Not in the main thread: there a signal handler (Ctrl-C) may raise at any line.
@@ -342,10 +267,14 @@ class Writer:
             return False
         if self.log.gather_s:  # the writer's thread waits for further requests
             return False
-        number = self._turns.try_take(bulk=pending.request.is_bulk())
+        number = self._turns.try_take(bulk=is_bulk(together))
         if number is None:
             return False
-        self._write_or_leave(self._frame_of([pending], number))
+        frame = self._frame_of(together, number)
+        rest = together[len(frame.pending) :]
+        self._write_or_leave(frame)
+        if rest:
+            self._put(rest)
         return True
 
     def _put(self, together: list[Pending]) -> None:
@@ -496,6 +425,9 @@ class Writer:
 
     def _decide(self, pending: Pending, frame: _Frame) -> Decision | None:
         request, now_ms = pending.request, frame.now_ms
+        if pending.after is not None and pending.after.error is not None:
+            pending.error = pending.after.error
+            return None
         try:
             if now_ms < self._full_until_ms and not request.uses_reserve:
                 raise StoreFullError("The disk is full.")

@@ -11,7 +11,7 @@ from rmq_pipeline.broker.decide.request import Request
 from rmq_pipeline.broker.decide.settle import Settle
 from rmq_pipeline.broker.work import bulk_gate
 from rmq_pipeline.broker.work.bulk_gate import BulkGate
-from rmq_pipeline.broker.work.writer import Pending, Posted, small_first
+from rmq_pipeline.broker.work.writer import Following, Pending, Posted, small_first
 from rmq_pipeline.errors import RequestError
 from tests.broker.held import BULK, WITHIN_S, Held
 from tests.broker.sealed_home import MIB, messages
@@ -89,15 +89,25 @@ def test_what_is_small_passes_nothing_that_was_posted_before_it_by_the_same(held
     assert small_first([small, waits]) == 0
 
 
+def test_what_follows_another_request_does_not_pass_it(held: Held) -> None:
+    before = Pending(held.prepared(messages(BULK)))
+    after = Following(held.prepared(messages(1)), before)
+    small = Pending(held.prepared(messages(1)))
+    together = [before, after, small]
+
+    assert small_first(together) == 1
+    assert together == [small, before, after]
+
+
 def test_many_receipts_and_a_large_receive_are_bulk(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted: list[tuple[type[Request], bool]] = []
     submit = held.engine.writer.submit
 
-    def noting(request: Request) -> Any:
+    def noting(request: Request, **how: Any) -> Any:
         submitted.append((type(request), request.is_bulk()))
-        return submit(request)
+        return submit(request, **how)
 
     held.broker.create_group("g")
     held.broker.send("t", messages(BULK + 1))

@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from rmq_pipeline.broker.work.writer import Turns
+from rmq_pipeline.broker.work.turns import Turns
 from tests.waiting import until
 
 
