@@ -27,6 +27,9 @@ from rmq_pipeline.flight.client import Client
 ONE: Final = pa.table({"body": [b"x" * 1024]})
 MANY: Final = pa.table({"body": [b"x" * 1024] * 32})
 
+APART: Final = "receive and ack 32, one caller"
+TOGETHER: Final = "receive 32 with acks, one caller"
+
 
 class Turn(NamedTuple):
     """What a turn of calls took."""
@@ -48,6 +51,21 @@ def drain(client: Client) -> None:
         client.ack(received.select(["receipt_handle"]))
     else:
         client.send("t", MANY)
+
+
+class DrainTogether:
+    """As ``drain``, but each receive acks the messages of the one before."""
+
+    def __init__(self) -> None:
+        self._received: dict[Client, pa.Table] = {}
+
+    def __call__(self, client: Client) -> None:
+        """Receive 32 messages; send some if there are none."""
+        received = client.receive("g", "t", limit=32, ack=self._received.pop(client, None))
+        if received.num_rows:
+            self._received[client] = received
+        else:
+            client.send("t", MANY)
 
 
 def turn(
@@ -82,6 +100,15 @@ def turn(
         )
 
 
+def ratio(one: Turn, other: Turn) -> str:
+    """Return what one turn has beside another."""
+    return (
+        f"{one.calls_per_s / other.calls_per_s:.2f} ×; processor"
+        f" {one.broker_us / other.broker_us:.2f} × in the broker,"
+        f" {one.client_us / other.client_us:.2f} × in the client"
+    )
+
+
 def main() -> None:
     """Start both brokers, and print a line a workload."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -97,11 +124,14 @@ def main() -> None:
             with Client(home=home) as client:
                 client.create_topic("t", queues=4)
                 client.create_group("g")
-        for name, work, callers in (
+        workloads: tuple[tuple[str, Callable[[Client], None], int], ...] = (
             ("send 1, one caller", send, 1),
             ("send 1, eight callers", send, 8),
-            ("receive and ack 32, one caller", drain, 1),
-        ):
+            (APART, drain, 1),
+            (TOGETHER, DrainTogether(), 1),
+        )
+        rates: dict[str, Turn] = {}
+        for name, work, callers in workloads:
             found = defaultdict(list)
             for _ in range(chosen.turns):
                 for way, (home, pid) in brokers.items():
@@ -111,13 +141,13 @@ def main() -> None:
                 Turn(*map(statistics.median, zip(*found[way], strict=True)))
                 for way in ("Flight", "TCP")
             )
+            rates[name] = tcp
             print(
                 f"{name:32} {tcp.calls_per_s:6.0f}/s and {flight.calls_per_s:6.0f}/s by Flight:"
-                f" {tcp.calls_per_s / flight.calls_per_s:.2f} ×; processor"
-                f" {tcp.broker_us / flight.broker_us:.2f} × in the broker,"
-                f" {tcp.client_us / flight.client_us:.2f} × in the client",
+                f" {ratio(tcp, flight)}",
                 flush=True,
             )
+        print(f"acks together with the next receive: {ratio(rates[TOGETHER], rates[APART])}")
 
 
 if __name__ == "__main__":
