@@ -124,3 +124,17 @@ def test_a_receive_may_ack_deliveries_of_other_topics_and_groups(
 
     assert got.num_rows == 1
     assert endpoint.broker.receive(others, other).num_rows == 0
+
+
+def test_a_broker_that_is_closing_acks_what_a_receive_brings(
+    inside: Endpoint, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+    inside.broker.send(name, messages(1))
+    batch = inside.broker.receive(readers, name)
+    inside.inside.wind_down()
+
+    nothing = inside.broker.receive(readers, name, wait_ms=30_000, ack=batch)
+
+    assert nothing.num_rows == 0
+    assert in_flight(inside, readers) == 0

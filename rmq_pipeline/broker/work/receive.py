@@ -159,6 +159,8 @@ class _InThread(Leasing):
             self.lease().send(None)
         except StopIteration as end:
             found: Delivery | None = end.value
+            if self._first is not None:  # it has not looked: the broker is closing
+                self.engine.submit(self._first)
             return found
         raise AssertionError("a step of a thread's receive blocks")
 
