@@ -25,7 +25,8 @@ from rmq_pipeline.flight.channel import SMALL_CALLS
 from rmq_pipeline.flight.client import Client
 
 ONE: Final = pa.table({"body": [b"x" * 1024]})
-MANY: Final = pa.table({"body": [b"x" * 1024] * 32})
+#: Ten batches, so that most receives find one.
+MANY: Final = pa.table({"body": [b"x" * 1024] * 320})
 
 APART: Final = "receive and ack 32, one caller"
 TOGETHER: Final = "receive 32 with acks, one caller"

@@ -537,8 +537,8 @@ class Verbs(Protocol):
                 the group has locked.
             attempt_id: in a group of order queue, repeating a receive under the id of one whose
                 answer was lost returns the same batch, with new receipts.
-            ack: receipts of deliveries that are settled as consumed before, all or none, also if no
-                message comes. After a lost answer, receive again without them: they may have ended.
+            ack: receipts of deliveries that are acked before, all or none, also if no message comes.
+                After any error but ReceiptHandleError, receive again without them.
 
         Returns:
             schema.RECEIVED, sorted by queue_id, and by queue_offset within a message group.

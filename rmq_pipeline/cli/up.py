@@ -188,7 +188,11 @@ def _run(
         show_message(_addresses(broker.endpoint, home))
         show_message("Dagster  starting …")
         with DevServer(folder, port=port, env={"RMQ_HOME": str(home)}, code=code) as dagster:
-            dagster.wait_for_first_ticks()  # who sends next finds the topics of the project
+            # A message that is sent next finds the topics of the project.
+            for sensor in dagster.wait_for_topics(interruption.wait):
+                show_message(
+                    f"The sensor {sensor} has not created its topics yet: look at its ticks."
+                )
             show_message(_loaded(code, dagster))
             show_message(f"Dagster  {dagster.url}   DAGSTER_HOME {folder}")
             page = _page(ui, home=home, insecure=listening.insecure, dagster_url=dagster.url)

@@ -291,6 +291,7 @@ class FlightServer:
                 f"{verb.name} is not a Flight action: call it by do_exchange."
             )
         size = sum(length for _, length in lengths)
+        _check_waiting(command, own + size)
         said.expect(size)
         declared = _DECLARED[verb.name]
         self._authorize(declared, declared.rights.named(plain), caller=caller, call=call)
@@ -395,7 +396,7 @@ class FlightServer:
         except Exception as error:
             raise self._translated(name, error) from error
         # A caller that acks with its receive must not take the acks for refused.
-        waits = args.get("ack") is None and (args.get("wait_ms") or name == "receive")
+        waits = not args.get("ack") and (args.get("wait_ms") or name == "receive")
         if self._closing.is_set() and waits and _has_nothing(result, args):
             raise errors.BrokerUnavailableError("The broker is stopping.")
         return result
@@ -427,7 +428,7 @@ def _check_waiting(command: wire.Command, size: int) -> None:
         raise errors.RequestError(
             f"The arguments of {command.verb.name} take {size} bytes of memory, and a call that"
             f" waits may hold {limits.FLIGHT_WAITING_BYTES}.",
-            remedy="Name fewer topics or queues in one call.",
+            remedy="Name fewer topics or queues in one call, or ack in a call of its own.",
         )
 
 

@@ -25,6 +25,7 @@ from rmq_pipeline.errors import HomeLockedError, OperatorError, RequestError
 from rmq_pipeline.orchestration.code_server import CANNOT_LOAD
 from rmq_pipeline.orchestration.graphql import UNFINISHED, GraphQL
 from rmq_pipeline.orchestration.project import CodeLocation
+from rmq_pipeline.orchestration.topic_reports import CREATES
 
 LOG: Final = logging.getLogger(__name__)
 #: Settings of a new DAGSTER_HOME.
@@ -84,6 +85,8 @@ class DevServer:
         self.dagster_home = dagster_home.resolve()
         self.port = port or _free_port()
         self.restarts = 0
+        #: Seconds since 1970.
+        self._started_s = 0.0
         self._code = code or CodeLocation.find()
         known = os.environ.get("PYTHONPATH")
         self._env = {
@@ -140,7 +143,7 @@ class DevServer:
             DagsterStartError: the code cannot be loaded, or the start took too long; names the log.
         """
         self._prepare()
-        since_s = time.time()
+        since_s = self._started_s = time.time()
         try:
             # Daemon and webserver treat a code server that does not answer yet as broken.
             self._spawn("code_server")
@@ -154,19 +157,26 @@ class DevServer:
         self._watcher.start()
         return self
 
-    def wait_for_first_ticks(self, *, timeout_s: float = 20.0) -> bool:
-        """Wait until each running sensor has had a tick: they create the declared topics.
+    def wait_for_topics(
+        self, over: Callable[[float], bool], *, timeout_s: float = 20.0
+    ) -> list[str]:
+        """Wait until the sensors that create declared topics have had a tick.
+
+        Args:
+            over: waits for some seconds, and returns True to stop waiting.
+            timeout_s: how long to wait at most.
 
         Returns:
-            False if one had none within the time.
+            The names of sensors without a tick that succeeded.
         """
-        deadline, since_s = Deadline(timeout_s), self.code_since_s()
-        while not deadline.is_over and not self._stopping.is_set():
+        deadline = Deadline(timeout_s)
+        while True:
             with contextlib.suppress(OSError, ValueError):  # of a webserver that is busy
-                if not self.graphql.sensors_without_tick(self._code.name, since_s=since_s):
-                    return True
-            self._stopping.wait(0.2)
-        return False
+                lacking = self.graphql.sensors_without_tick(CREATES, since_s=self._started_s)
+                if not lacking or deadline.is_over:
+                    return lacking
+            if deadline.is_over or over(0.2):
+                return []
 
     def reload_code(self, *, over: threading.Event, timeout_s: float = 90.0) -> None:
         """End the runs under way (they become canceled), and load the code again.

@@ -5,6 +5,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any, Final
 
 #: Name of the repository that Dagster creates for the definitions of a code location.
@@ -68,15 +69,16 @@ _REEXECUTE: Final = """mutation ($params: ReexecutionParams!) {
   }
 }"""
 _ASSET_GROUPS: Final = "{ assetNodes { groupName } }"
-_LAST_TICKS: Final = """query ($of: RepositorySelector!) {
-  sensorsOrError(repositorySelector: $of) { ... on Sensors { results {
-    name
-    sensorState { status ticks(limit: 1) { status timestamp } }
-  } } }
-}"""
+_SENSORS: Final = """{ repositoriesOrError { ... on RepositoryConnection { nodes { sensors {
+  name
+  tags { key value }
+  sensorState { status ticks(limit: 2) { status timestamp } }
+} } } } }"""
 _VALUES: Final = ("text", "floatValue", "boolValue")
 _STATUS: Final = """query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
 _PAGE: Final = 500
+#: Statuses of a tick that has done its work.
+_SUCCEEDED: Final = ("SUCCESS", "SKIPPED")
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,11 @@ class GraphQL:
         request = urllib.request.Request(  # noqa: S310 - the address is our own webserver's
             self._endpoint, body, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=self._timeout_s) as response:  # noqa: S310
-            answer = json.load(response)
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:  # noqa: S310
+                answer = json.load(response)
+        except HTTPException as error:  # it ended within its answer
+            raise OSError(f"{type(error).__name__} from {self._endpoint}") from error
         if answer.get("errors"):
             raise ValueError(f"GraphQL: {answer['errors'][0]['message']}")
         data: dict[str, Any] = answer["data"]
@@ -141,21 +146,28 @@ class GraphQL:
         """Return the names of the groups that the assets of all code locations have."""
         return {node["groupName"] for node in self.ask(_ASSET_GROUPS)["assetNodes"]}
 
-    def sensors_without_tick(self, location: str, *, since_s: float) -> list[str]:
-        """Return the names of running sensors of which no tick has ended since a time.
+    def sensors_without_tick(self, tag: str, *, since_s: float) -> list[str]:
+        """Return the names of running sensors with a tag of which no tick has succeeded since.
 
         Args:
-            location: the code location.
+            tag: key of the tag.
             since_s: in seconds since 1970.
+
+        Raises:
+            OSError: no webserver answers.
+            ValueError: the answer contains errors.
         """
-        selector = {"repositoryLocationName": location, "repositoryName": REPOSITORY}
-        found = self.ask(_LAST_TICKS, {"of": selector})["sensorsOrError"].get("results", [])
+        found = self.ask(_SENSORS)["repositoriesOrError"].get("nodes")
+        if found is None:
+            raise ValueError("GraphQL: the code locations cannot be listed")
         return [
             sensor["name"]
-            for sensor in found
-            if (state := sensor["sensorState"])["status"] == "RUNNING"
+            for repository in found
+            for sensor in repository["sensors"]
+            if tag in {each["key"] for each in sensor["tags"]}
+            and (state := sensor["sensorState"])["status"] == "RUNNING"
             and not any(
-                tick["status"] != "STARTED" and tick["timestamp"] >= since_s
+                tick["status"] in _SUCCEEDED and tick["timestamp"] >= since_s
                 for tick in state["ticks"]
             )
         ]

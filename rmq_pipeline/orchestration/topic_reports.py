@@ -27,6 +27,8 @@ _STATISTICS: Final = {
     "cached": "cached",
 }
 REPORT_INTERVAL_S: Final = 15
+#: Tag of sensors that create topics.
+CREATES: Final = "rmq/creates"
 REPORT_EVERY_MS: Final = 60_000
 #: Longest interval of observations of a group with lag whose numbers stay the same.
 UNCHANGED_EVERY_MS: Final = 3_600_000
@@ -152,6 +154,7 @@ def topic_report_sensor(
         asset_selection=dg.AssetSelection.assets(*(topic.key for topic in topics)),
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=REPORT_INTERVAL_S,
+        tags={CREATES: "topics"},
         description="Reports head, backlog, rate and readers of the topics, at most once a minute.",
     )
     def topic_reports(

@@ -222,6 +222,29 @@ def test_receipts_given_as_a_list_are_looked_at_too(
         ann._connection._once(request, [])
 
 
+def test_what_a_receive_acks_needs_rights_of_its_own(
+    ann: Client, allow: Allow, broker: Broker
+) -> None:
+    broker.ensure_topic("events", queues=1)
+    broker.ensure_group("auditors")
+    broker.send("events", messages())
+    delivery = broker.receive("auditors", "events")
+    mine, theirs = (
+        ["topic:orders sub", "group:billing sub"],
+        ["topic:events sub", "group:auditors sub"],
+    )
+
+    for missing, said in zip(theirs, ("topic events", "group auditors"), strict=True):
+        allow(*mine, *(right for right in theirs if right != missing))
+        with pytest.raises(errors.ForbiddenError, match=f"may not sub {said}"):
+            ann.receive("billing", "orders", ack=delivery)
+
+    allow(*mine, *theirs)
+    ann.receive("billing", "orders", ack=delivery)
+    with pytest.raises(errors.ReceiptHandleError):
+        broker.ack(delivery)
+
+
 def test_rights_hold_for_each_call_over_tcp(
     sign_in: SignIn, allow: Allow, broker: Broker, endpoint: FlightServer
 ) -> None:

@@ -138,3 +138,17 @@ def test_a_broker_that_is_closing_acks_what_a_receive_brings(
 
     assert nothing.num_rows == 0
     assert in_flight(inside, readers) == 0
+
+
+def test_a_receive_that_is_refused_by_a_lock_has_acked(
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
+) -> None:
+    name, other, readers, others = topic(queues=1), topic(queues=1), group(), group()
+    endpoint.broker.send(other, messages(1))
+    batch = endpoint.broker.receive(others, other)
+    endpoint.broker.lock_queues(readers, name, client_id="another", queue_ids=[0])
+
+    with pytest.raises(errors.QueueLockedError):
+        endpoint.broker.receive(readers, name, client_id="me", queue_ids=[0], ack=batch)
+
+    assert in_flight(endpoint, others) == 0

@@ -290,6 +290,11 @@ def test_a_call_that_waits_holds_little(server: FlightServer, echo: Echo) -> Non
     refused = refusal(server.address, large)
     assert isinstance(refused, errors.RequestError)
     assert "a call that waits may hold" in refused.message
+    junk = stream(pa.table({"receipt_handle": ["r"], "junk": [bytes(limits.FLIGHT_WAITING_BYTES)]}))
+    asks = {"verb": "receive", "args": {"topic": "t", "group": "g", "wait_ms": 60_000}}
+    refused = refusal(server.address, asks, [("ack", junk)])
+    assert isinstance(refused, errors.RequestError)
+    assert "ack in a call of its own" in refused.remedy
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(refusal, server.address, {"verb": "receive", "args": args})

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import pytest
 from rmq_pipeline.errors import HomeLockedError, RequestError
 from rmq_pipeline.orchestration.dev_server import SESSION, DagsterStartError, DevServer
 from rmq_pipeline.orchestration.project import CodeLocation
+from rmq_pipeline.orchestration.topic_reports import CREATES
 from tests.conftest import Eventually
 from tests.free_address import free_port
 from tests.waiting import until
@@ -35,7 +38,9 @@ def endless() -> None:
     threading.Event().wait()
 
 
-@dg.sensor(target=endless, default_status=dg.DefaultSensorStatus.RUNNING)
+@dg.sensor(
+    target=endless, default_status=dg.DefaultSensorStatus.RUNNING, tags={"rmq/creates": "topics"}
+)
 def once(context):
     return dg.RunRequest(run_key="once")
 
@@ -108,9 +113,9 @@ def test_sensors_tick_and_stop_ends_everything(
     dagster = server(dagster_home, project)
 
     with dagster:
-        assert dagster.wait_for_first_ticks(timeout_s=60)
+        assert dagster.wait_for_topics(threading.Event().wait, timeout_s=60) == []
         assert dagster.graphql.runs(), "requested by the first tick"
-        assert not dagster.wait_for_first_ticks(timeout_s=0)
+        assert dagster.graphql.sensors_without_tick(CREATES, since_s=time.time() + 60) == ["once"]
         eventually(lambda: dagster.graphql.runs(statuses=("STARTED",)), within_s=60)
         with pytest.raises(HomeLockedError):
             server(dagster_home, project).start()

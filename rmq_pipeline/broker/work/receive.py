@@ -1,5 +1,6 @@
 """The part of a receive outside the writer: loading, waiting, reading."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -22,8 +23,10 @@ from rmq_pipeline.broker.work.filtering import judge, wanted_of
 from rmq_pipeline.broker.work.reading import undispatched
 from rmq_pipeline.broker.work.unreadable import readable, release_delivery
 from rmq_pipeline.broker.work.waiting import FOLLOWERS, FOLLOWERS_OF_FULL, Place, Waiter
-from rmq_pipeline.errors import StorageError
+from rmq_pipeline.errors import LogFencedError, StandbyError, StorageError
 from rmq_pipeline.message import Int64s
+
+log = logging.getLogger(__name__)
 
 
 class Leasing(ABC):
@@ -150,8 +153,9 @@ class _InThread(Leasing):
         self, engine: Engine, request: Receive, *, until_ms: int, first: Request | None
     ) -> None:
         super().__init__(engine, request, until_ms=until_ms)
-        #: Decided before the first look, in its frame; a refusal of it ends the receive.
-        self._first = first
+        #: Decided before the first look, in its frame; a refusal of it ends the receive. None once
+        #: it is stored.
+        self.first = first
 
     def result(self) -> Delivery | None:
         """Return leased messages, as ``lease``. The coroutine never suspends: its steps block."""
@@ -159,8 +163,8 @@ class _InThread(Leasing):
             self.lease().send(None)
         except StopIteration as end:
             found: Delivery | None = end.value
-            if self._first is not None:  # it has not looked: the broker is closing
-                self.engine.submit(self._first)
+            if self.first is not None:  # it has not looked: the broker is closing
+                self.engine.submit(self.first)
             return found
         raise AssertionError("a step of a thread's receive blocks")
 
@@ -170,8 +174,8 @@ class _InThread(Leasing):
 
     @override
     async def submit(self) -> Delivery:
-        first, self._first = self._first, None
-        delivery: Delivery = self.engine.submit(self.request, first=first)
+        delivery: Delivery = self.engine.submit(self.request, first=self.first)
+        self.first = None
         return delivery
 
     @override
@@ -209,9 +213,22 @@ def receive(
         first: a request that is decided before; if it is refused, nothing is leased.
     """
     until_ms = engine.clock.now_ms() + wait_ms
-    delivery = _InThread(engine, request, until_ms=until_ms, first=first).result()
+    leasing = _InThread(engine, request, until_ms=until_ms, first=first)
+    try:
+        return _received(engine, leasing)
+    except (LogFencedError, StandbyError) as error:
+        # These errors say that nothing was changed, and a client repeats the call elsewhere.
+        if first is None or leasing.first is not None:
+            raise
+        log.warning("a receive that has acked returns nothing: %s", error.message)
+        return schema.RECEIVED.empty_table()
+
+
+def _received(engine: Engine, leasing: _InThread) -> pa.Table:
+    delivery = leasing.result()
     if delivery is None:
         return schema.RECEIVED.empty_table()
+    request = leasing.request
     try:
         table = readable(engine, delivery, request=request)
     except BaseException:  # the messages reach no caller

@@ -43,31 +43,25 @@ FULL_PAUSE_MS = 1000
 class Pending:
     """Request whose caller waits for ``done``."""
 
-    __slots__ = ("answer", "done", "error", "request")
-    #: Request whose refusal refuses this one, too.
-    after: "Pending | None" = None
+    __slots__ = ("answer", "done", "error", "first", "request")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, *, first: Request | None = None) -> None:
         self.request = request
+        #: Decided just before, in the same frame; its refusal refuses the request.
+        self.first = first
         self.answer: Any = None
         self.error: BaseException | None = None
         # A bare lock is the cheapest way to pass one answer to one waiting thread.
         self.done = threading.Lock()
         self.done.acquire()
 
+    def is_bulk(self) -> bool:
+        """Return True if deciding is slow enough that it should overlap a write."""
+        return self.request.is_bulk() or (self.first is not None and self.first.is_bulk())
+
     def finish(self) -> None:
         """Release the answer or error to the caller."""
         self.done.release()
-
-
-class Following(Pending):
-    """Request that is decided after another one, and refused with it."""
-
-    __slots__ = ("after",)
-
-    def __init__(self, request: Request, after: Pending) -> None:
-        super().__init__(request)
-        self.after = after
 
 
 #: Called with the answer or error in the thread that wrote the frame; it must not wait.
@@ -81,6 +75,7 @@ class Posted(Pending):
 
     def __init__(self, request: Request, tell: Done) -> None:
         self.request = request
+        self.first = None
         self.answer: Any = None
         self.error: BaseException | None = None
         self.tell = tell
@@ -96,14 +91,12 @@ class Posted(Pending):
 def small_first(together: list[Pending]) -> int:
     """Move small requests with a waiting caller to the front, before bulk; return how many.
 
-    A waiting caller has no other request in the queue, so no order is lost. Posted requests and
-    those that follow another one keep their order.
+    A waiting caller has no other request in the queue, so no order is lost. Posted requests keep
+    their order.
     """
     if not is_bulk(together):
         return 0
-    small = [
-        p for p in together if not isinstance(p, Posted | Following) and not p.request.is_bulk()
-    ]
+    small = [p for p in together if not isinstance(p, Posted) and not p.is_bulk()]
     if small:
         first = set(map(id, small))
         together[:] = small + [p for p in together if id(p) not in first]
@@ -113,7 +106,7 @@ def small_first(together: list[Pending]) -> int:
 def is_bulk(together: Iterable[Pending]) -> bool:
     """Return True if deciding one of them is slow enough that it should overlap a write."""
     for pending in together:  # noqa: SIM110 a loop costs each frame less than a generator
-        if pending.request.is_bulk():
+        if pending.is_bulk():
             return True
     return False
 
@@ -200,17 +193,13 @@ class Writer:
         """Return the answer to a request, once its rows are on disk.
 
         Args:
-            first: a request that is decided just before, in the same frame if that has room. If it
-                is refused, so is ``request``, with the same error.
+            first: a request that is decided just before, in the same frame. If it is refused, so is
+                ``request``, with the same error. If ``request`` is refused then, ``first`` is
+                stored.
         """
-        pending = Pending(request)
-        together = [pending]
-        if first is not None:
-            before = Pending(first)
-            pending = Following(request, before)
-            together = [before, pending]
-        if not self._write_here(together):
-            self._put(together)
+        pending = Pending(request, first=first)
+        if not self._write_here(pending):
+            self._put([pending])
         pending.done.acquire()
         if pending.error is not None:
             raise pending.error
@@ -258,7 +247,7 @@ class Writer:
             self._queue.put([pending])
         pending.done.acquire()
 
-    def _write_here(self, together: list[Pending]) -> bool:
+    def _write_here(self, pending: Pending) -> bool:
         """Write a frame in the caller's thread, if the writer is idle.
 
         Not in the main thread: there a signal handler (Ctrl-C) may raise at any line.
@@ -267,14 +256,10 @@ class Writer:
             return False
         if self.log.gather_s:  # the writer's thread waits for further requests
             return False
-        number = self._turns.try_take(bulk=is_bulk(together))
+        number = self._turns.try_take(bulk=pending.is_bulk())
         if number is None:
             return False
-        frame = self._frame_of(together, number)
-        rest = together[len(frame.pending) :]
-        self._write_or_leave(frame)
-        if rest:
-            self._put(rest)
+        self._write_or_leave(self._frame_of([pending], number))
         return True
 
     def _put(self, together: list[Pending]) -> None:
@@ -395,8 +380,7 @@ class Writer:
         for pending in together:
             frame.pending.append(pending)
             self._check_usable()
-            decision = self._decide(pending, frame)
-            if decision is not None and decision.stores():
+            for decision in self._decide(pending, frame):
                 frame.decisions.append(decision)
                 events += decision.events
             if self._frame_bytes > FRAME_BYTES:  # with its events, which are staged at the end
@@ -423,11 +407,22 @@ class Writer:
             return False
         return True
 
-    def _decide(self, pending: Pending, frame: _Frame) -> Decision | None:
-        request, now_ms = pending.request, frame.now_ms
-        if pending.after is not None and pending.after.error is not None:
-            pending.error = pending.after.error
-            return None
+    def _decide(self, pending: Pending, frame: _Frame) -> list[Decision]:
+        """Decide and apply a request after the one that goes first; return what they store."""
+        decisions = []
+        for request in (pending.first, pending.request):
+            if request is None:
+                continue
+            decision = self._decide_one(request, pending=pending, frame=frame)
+            if decision is None:
+                break
+            if decision.stores():
+                decisions.append(decision)
+        return decisions
+
+    def _decide_one(self, request: Request, *, pending: Pending, frame: _Frame) -> Decision | None:
+        """Decide and apply a request; note its answer or error for the caller."""
+        now_ms = frame.now_ms
         try:
             if now_ms < self._full_until_ms and not request.uses_reserve:
                 raise StoreFullError("The disk is full.")

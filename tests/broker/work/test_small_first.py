@@ -11,7 +11,7 @@ from rmq_pipeline.broker.decide.request import Request
 from rmq_pipeline.broker.decide.settle import Settle
 from rmq_pipeline.broker.work import bulk_gate
 from rmq_pipeline.broker.work.bulk_gate import BulkGate
-from rmq_pipeline.broker.work.writer import Following, Pending, Posted, small_first
+from rmq_pipeline.broker.work.writer import Pending, Posted, small_first
 from rmq_pipeline.errors import RequestError
 from tests.broker.held import BULK, WITHIN_S, Held
 from tests.broker.sealed_home import MIB, messages
@@ -89,14 +89,14 @@ def test_what_is_small_passes_nothing_that_was_posted_before_it_by_the_same(held
     assert small_first([small, waits]) == 0
 
 
-def test_what_follows_another_request_does_not_pass_it(held: Held) -> None:
-    before = Pending(held.prepared(messages(BULK)))
-    after = Following(held.prepared(messages(1)), before)
-    small = Pending(held.prepared(messages(1)))
-    together = [before, after, small]
+def test_a_small_request_goes_with_the_one_before_it(held: Held) -> None:
+    bulk, one = held.prepared(messages(BULK)), held.prepared(messages(1))
+    behind_bulk, behind_small = Pending(one, first=bulk), Pending(one, first=one)
+    large = Pending(bulk)
+    together = [large, behind_bulk, behind_small]
 
     assert small_first(together) == 1
-    assert together == [small, before, after]
+    assert together == [behind_small, large, behind_bulk]
 
 
 def test_many_receipts_and_a_large_receive_are_bulk(

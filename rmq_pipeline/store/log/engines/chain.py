@@ -325,7 +325,7 @@ class Chain:
     def entry(self, number: int, *, slots: Slots | None = None) -> Entry | None:
         """Return the header of an entry; None if there is none."""
         data = (slots or self._slots).read(number, length=HEADER_BYTES)
-        return None if data is None else self._unpacked(data, number)
+        return None if data is None else self._unpacked(data, number, slots=slots)
 
     def at(self, number: int) -> Entry:
         """Return the header of an entry that must be there."""
@@ -466,7 +466,7 @@ class Chain:
             raise self._damaged(of.number, "is damaged, or has lost a part before it")
         return self._completed(*found, parts=[])
 
-    def _unpacked(self, data: bytes, number: int) -> Entry:
+    def _unpacked(self, data: bytes, number: int, *, slots: Slots | None = None) -> Entry:
         try:
             written_as, entry = unpacked(data)
         except ValueError as error:
@@ -477,17 +477,17 @@ class Chain:
                 remedy="Use the version of rmq_pipeline that wrote it, or a newer one.",
             )
         if entry.number == UNPLACED:
-            entry = self._placed(entry, number)
+            entry = self._placed(entry, number, slots=slots)
         if entry.number != number or entry.log != self.log:
             raise self._damaged(number, "belongs to another log")
         return entry
 
-    def _placed(self, claim: Entry, number: int) -> Entry:
+    def _placed(self, claim: Entry, number: int, *, slots: Slots | None) -> Entry:
         """Return the header of a claim that took the number that came, after the entry before."""
-        before = self.entry(number - 1)
-        if before is None and self._slots.first() < number:
+        before = self.entry(number - 1, slots=slots)
+        if before is None and (slots or self._slots).first() < number:
             raise self._damaged(number - 1, "is missing")
-        return following(  # if it was deleted, this is read by an older leader only
+        return following(  # if it was deleted, the epoch is no more than a lower limit
             before,
             Kind.CLAIM,
             number=number,

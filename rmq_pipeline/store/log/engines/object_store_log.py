@@ -84,8 +84,20 @@ class BucketSlots:
         start = self.origin if after is None else after + 1
         for number in range(start, start + _NEXT_TRIES):
             if self.put(number, data, stays=True):
-                return number
+                return self._without_gap(number, data, start=start)
         return None
+
+    def _without_gap(self, number: int, data: bytes, *, start: int) -> int:
+        """Put an entry also into free slots just before it; return the first number that has it.
+
+        Of two puts at once a store may refuse both, and leave the name free.
+        """
+        for _ in range(_NEXT_TRIES):
+            if number == start or self._exists(name_of(number - 1)):
+                return number
+            if self.put(number - 1, data, stays=True):
+                number -= 1
+        raise LogStoreError(f"{self.address} refuses puts to names that are free.")
 
     def read(self, number: int, *, start: int = 0, length: int) -> bytes | None:
         """See Slots."""
