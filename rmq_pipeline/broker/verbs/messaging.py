@@ -98,7 +98,7 @@ class Messaging(Opened):
                 the group has locked.
             attempt_id: in a group of order queue, repeating a receive under the id of one whose
                 answer was lost returns the same batch, with new receipts.
-            ack: receipts of deliveries that are acked before, all or none, also if no message comes.
+            ack: receipts of deliveries to ack before, all or none, also if no message comes.
                 After any error but ReceiptHandleError, receive again without them.
 
         Returns:
