@@ -39,7 +39,7 @@ def open_store(address: str) -> Iterator[Open]:
     opened: list[ObjectStoreLog] = []
 
     def open_it(
-        at: str = address, *, claim: bool = True, force: bool = False, timeout_s: float = 2.0
+        at: str = address, *, claim: bool = True, force: bool = False, timeout_s: float = 10.0
     ) -> ObjectStoreLog:
         opened.append(ObjectStoreLog(at, timeout_s=timeout_s, lease_s=LEASE_S, home_format=1))
         opened[-1].look()
@@ -198,6 +198,29 @@ def test_the_newest_of_many_marks_is_found_by_few_requests(
 
     assert slots.first() == leader._slots.first() == 40
     assert len([name for name in asked if name.startswith("first/")]) < 15
+
+
+def test_a_claim_of_the_next_name_leaves_no_name_free_before_it(
+    open_store: Open, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = open_store()
+    leader.append(0, FRAME)
+    slots = BucketSlots(address, timeout_s=10.0)
+    end = slots.last(None)
+    assert end is not None
+    refused, put = [end + 1], slots.put
+
+    def refusing(number: int, data: bytes, *, stays: bool) -> bool:
+        """Refuse one put to a free name, as S3 may do if two come at once."""
+        if number in refused:
+            refused.remove(number)
+            return False
+        return put(number, data, stays=stays)
+
+    monkeypatch.setattr(slots, "put", refusing)
+
+    assert slots.put_next(b"claim", after=end) == end + 1
+    assert [slots.read(end + n, length=5) for n in (1, 2, 3)] == [b"claim", b"claim", None]
 
 
 def test_a_mark_that_is_none_is_told(
