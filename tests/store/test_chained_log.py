@@ -41,7 +41,7 @@ def open_store(log_stores: Logs, address: str) -> Iterator[Open]:
         *,
         claim: bool = True,
         force: bool = False,
-        timeout_s: float = 2.0,
+        timeout_s: float = 10.0,
         home_format: int = 1,
     ) -> ChainedLog:
         opened.append(
