@@ -152,3 +152,22 @@ def test_a_receive_that_is_refused_by_a_lock_has_acked(
         endpoint.broker.receive(readers, name, client_id="me", queue_ids=[0], ack=batch)
 
     assert in_flight(endpoint, others) == 0
+
+
+def test_a_leader_that_is_fenced_while_a_receive_waits_does_not_deny_its_ack(
+    inside: Endpoint, topic: Make, group: Make, messages: Make
+) -> None:
+    """A client repeats a call that a fenced broker has refused; these receipts have ended."""
+    name, readers = topic(queues=1), group()
+    inside.broker.send(name, messages(2))
+    batch = inside.broker.receive(readers, name, limit=1)
+    inside.broker.receive(readers, name, limit=1, invisible_duration_ms=10_000)
+    poll = inside.begin(lambda: inside.broker.receive(readers, name, wait_ms=30_000, ack=batch))
+    fenced = errors.LogFencedError("Another broker leads.")
+
+    inside.inside.engine.repair.why = fenced
+    inside.advance(10_000)  # it looks again
+
+    assert poll.result(60).num_rows == 0
+    with pytest.raises(errors.LogFencedError):
+        inside.broker.receive(readers, name, ack=batch)
