@@ -1,6 +1,6 @@
 """Receiving: choosing the messages that a receive leases, queue by queue."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from rmq_pipeline.broker.decide.background import earlier
-from rmq_pipeline.broker.decide.blocked_groups import BarredScan, barriers
+from rmq_pipeline.broker.decide.blocked_groups import BarredScan, Barrier, barriers
 from rmq_pipeline.broker.decide.fifo import BatchScan, GroupScan
 from rmq_pipeline.broker.decide.redeliver import exhausts
 from rmq_pipeline.broker.decide.request import BULK_ROWS, Decision, Request
@@ -133,11 +133,10 @@ class Receive(Request):
         if not all(consumption.touched for consumption in consumptions):
             decision.events.extend(subscribe_events(state, topic, group=group, now_ms=now_ms))
         if topic.topic.type == "priority":
-            scans.reverse()
-            _take_highest([scan for _, scan in scans], limit)
+            scans.take_highest(limit)
         else:
-            self._take(scans, limit=limit, start=now_ms)
-        for queue_id, scan in scans:
+            scans.take(limit, turn=now_ms + self.delivery)
+        for queue_id, scan in scans.by_queue():
             if not scan.is_idle():
                 self._lease(decision, queue_id, scan=scan, epoch=epoch, now_ms=now_ms)
         if not answer.taken:
@@ -152,7 +151,9 @@ class Receive(Request):
                 next_ms = pace.next_ms(now_ms)
                 answer.next_visible_ms = earlier(answer.next_visible_ms, next_ms)
             if topic.topic.growths:  # new queues may wait for the messages that were skipped
-                answer.scanned_out |= any(s.cursor > s.consumption.cursor for _, s in scans)
+                answer.scanned_out |= any(
+                    scan.cursor > scan.consumption.cursor for _, scan in scans.by_queue()
+                )
         return decision
 
     def _closed(
@@ -183,53 +184,31 @@ class Receive(Request):
         group: Group,
         closed: Collection[int],
         now_ms: int,
-    ) -> list[tuple[int, QueueScan]]:
-        """Return a scan of each queue that may have messages to deliver.
-
-        If a batch of this attempt is still leased, return only the scans of such batches.
-        """
-        scans: list[tuple[int, QueueScan]] = []
+    ) -> "_Scans":
+        """Return the scans of the queues that may have messages to deliver."""
         barred = barriers(state, topic, group=group, client_id=self.client_id)
-        asked = Asked(group, now_ms, self.attempt_id_hash, self.repeats)
-        for queue_id, queue in enumerate(topic.queues):
-            if queue_id in closed:
-                continue
-            consumption = consumptions[queue_id]
-            if not barred and consumption.has_nothing(
-                queue.max_offset, now_ms, may_repeat=self.repeats and self.attempt_id_hash != 0
-            ):
-                continue
-            row_filter = (
-                self.row_filter.of(topic.topic.topic_id, queue_id) if self.row_filter else None
-            )
-            barrier = barred[queue_id] if barred else None
-            if barrier is not None:
-                assert isinstance(consumption, ByGroup)
-                scan: QueueScan = BarredScan(
-                    queue, consumption, row_filter=row_filter, asked=asked, barrier=barrier
+        may_repeat = self.repeats and self.attempt_id_hash != 0
+        scans = _Scans(
+            topic,
+            consumptions,
+            barred=barred,
+            row_filter=self.row_filter,
+            asked=Asked(group, now_ms, self.attempt_id_hash, self.repeats),
+            queue_ids=[
+                queue_id
+                for queue_id, queue in enumerate(topic.queues)
+                if queue_id not in closed
+                and (
+                    barred
+                    or not consumptions[queue_id].has_nothing(
+                        queue.max_offset, now_ms, may_repeat=may_repeat
+                    )
                 )
-            else:
-                scan = _SCANS[type(consumption)](
-                    queue, consumption, row_filter=row_filter, asked=asked
-                )
-            scans.append((queue_id, scan))
-        return [one for one in scans if one[1].again] or scans
-
-    def _take(self, scans: Sequence[tuple[int, QueueScan]], *, limit: int, start: int) -> None:
-        """Take a fair share of each queue, then the rest from the queues that have more."""
-        left = limit
-        open_scans = [scan for _, scan in scans if scan.may_have_more()]
-        # The first queue changes from receive to receive, so that no queue is always last.
-        if open_scans:
-            turn = (start + self.delivery) % len(open_scans)
-            open_scans = open_scans[turn:] + open_scans[:turn]
-        while left > 0 and open_scans:
-            share = max(SHARE_ROWS, -(-left // len(open_scans)))
-            for scan in open_scans:
-                left -= scan.take(min(share, left))
-                if left <= 0:
-                    break
-            open_scans = [scan for scan in open_scans if scan.may_have_more()]
+            ],
+        )
+        if may_repeat:
+            scans.keep_repeated()
+        return scans
 
     def _lease(
         self, decision: Decision, queue_id: int, *, scan: QueueScan, epoch: int, now_ms: int
@@ -279,14 +258,99 @@ class Receive(Request):
         answer.scanned_out |= scan.scanned_out
 
 
-def _take_highest(scans: Sequence[QueueScan], limit: int) -> None:
-    """Take all of one queue before any of the next."""
-    left = limit
-    for scan in scans:
-        while left > 0 and scan.may_have_more():
-            left -= scan.take(left)
-        if left <= 0 or scan.page_wanted is not None or scan.unjudged or scan.scanned_out:
-            return  # this queue may have more messages, which must come before the rest
+class _Scans:
+    """Scans of a receive, each made when the receive comes to its queue.
+
+    A receive of a few messages mostly finds them in one queue, and a scan costs as much as they do.
+    """
+
+    def __init__(
+        self,
+        topic: TopicState,
+        consumptions: Sequence[Consumption],
+        *,
+        barred: Sequence[Barrier | None],
+        row_filter: ReceiveFilter | None,
+        asked: Asked,
+        queue_ids: list[int],
+    ) -> None:
+        """Prepare the scans.
+
+        Args:
+            barred: barrier of each queue; empty: no queue has one.
+            queue_ids: queues that may have messages, ascending.
+        """
+        self._topic = topic
+        self._consumptions = consumptions
+        self._barred = barred
+        self._row_filter = row_filter
+        self._asked = asked
+        self._queue_ids = queue_ids
+        self._made: dict[int, QueueScan] = {}
+
+    def by_queue(self) -> Iterator[tuple[int, QueueScan]]:
+        """Yield the scans that were made, in the order in which messages are returned."""
+        highest_first = self._topic.topic.type == "priority"
+        for queue_id in sorted(self._made, reverse=highest_first):
+            yield queue_id, self._made[queue_id]
+
+    def keep_repeated(self) -> None:
+        """Keep only the queues with a batch of this attempt that is still leased, if any has one."""
+        again = [queue_id for queue_id in self._queue_ids if self._scan(queue_id).again]
+        if again:
+            self._queue_ids = again
+            self._made = {queue_id: self._made[queue_id] for queue_id in again}
+
+    def take(self, limit: int, *, turn: int) -> None:
+        """Take a fair share of each queue, then the rest from the queues that have more.
+
+        Args:
+            limit: most messages to take.
+            turn: number that chooses the first queue; it changes from receive to receive, so that
+                no queue is always last.
+        """
+        left, queue_ids = limit, self._queue_ids
+        if queue_ids:
+            first = turn % len(queue_ids)
+            queue_ids = queue_ids[first:] + queue_ids[:first]
+        while left > 0 and queue_ids:
+            share = max(SHARE_ROWS, -(-left // len(queue_ids)))
+            for queue_id in queue_ids:
+                left -= self._scan(queue_id).take(min(share, left))
+                if left <= 0:
+                    return
+            queue_ids = [queue_id for queue_id in queue_ids if self._scan(queue_id).may_have_more()]
+
+    def take_highest(self, limit: int) -> None:
+        """Take all of the queue with the highest priority before any of the next."""
+        left = limit
+        for queue_id in reversed(self._queue_ids):
+            scan = self._scan(queue_id)
+            while left > 0 and scan.may_have_more():
+                left -= scan.take(left)
+            if left <= 0 or scan.page_wanted is not None or scan.unjudged or scan.scanned_out:
+                return  # this queue may have more messages, which must come before the rest
+
+    def _scan(self, queue_id: int) -> QueueScan:
+        scan = self._made.get(queue_id)
+        if scan is None:
+            scan = self._made[queue_id] = self._new(queue_id)
+        return scan
+
+    def _new(self, queue_id: int) -> QueueScan:
+        topic_id, queue = self._topic.topic.topic_id, self._topic.queues[queue_id]
+        consumption, asked = self._consumptions[queue_id], self._asked
+        row_filter = self._row_filter.of(topic_id, queue_id) if self._row_filter else None
+        barrier = self._barred[queue_id] if self._barred else None
+        if barrier is not None:
+            assert isinstance(consumption, ByGroup)
+            return BarredScan(
+                queue, consumption, row_filter=row_filter, asked=asked, barrier=barrier
+            )
+        scan: QueueScan = _SCANS[type(consumption)](
+            queue, consumption, row_filter=row_filter, asked=asked
+        )
+        return scan
 
 
 def subscribe_events(
