@@ -200,7 +200,10 @@ class Consumption:
             self.resets += int(np.count_nonzero(events.column("delivery", np.int64) >= 0))
 
     def _remove(self, events: EventRows) -> None:
-        rows = self.leases.find(np.unique(events.queue_offset))
+        offsets = events.queue_offset
+        if not (offsets[1:] > offsets[:-1]).all():
+            offsets = np.unique(offsets)
+        rows = self.leases.find(offsets)
         rows = rows[rows >= 0]
         groups = self.leases.group[rows]
         self.leases.remove(rows)
