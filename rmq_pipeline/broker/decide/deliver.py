@@ -295,7 +295,7 @@ class _Scans:
             yield queue_id, self._made[queue_id]
 
     def keep_repeated(self) -> None:
-        """Keep only the queues with a batch of this attempt that is still leased, if any has one."""
+        """Keep only the queues whose batch of this attempt is still leased, if any is."""
         again = [queue_id for queue_id in self._queue_ids if self._scan(queue_id).again]
         if again:
             self._queue_ids = again
