@@ -296,7 +296,11 @@ class _Scans:
 
     def keep_repeated(self) -> None:
         """Keep only the queues whose batch of this attempt is still leased, if any is."""
-        again = [queue_id for queue_id in self._queue_ids if self._scan(queue_id).again]
+        again = [
+            queue_id
+            for queue_id in self._queue_ids
+            if isinstance(self._consumptions[queue_id], ByQueue) and self._scan(queue_id).again
+        ]
         if again:
             self._queue_ids = again
             self._made = {queue_id: self._made[queue_id] for queue_id in again}
