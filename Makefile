@@ -97,7 +97,8 @@ chaos: export RMQ_SEED ?= random
 chaos: setup ## kill the broker 600 times, processes of a pipeline 220 times, cut the power 60 times; 550 random histories
 	$(BIN)/pytest -m long
 	RMQ_CHAOS_KILLS=500 $(BIN)/pytest tests/chaos/test_kills.py --timeout 3600
-	RMQ_CHAOS_LEADER_KILLS=100 RMQ_CHAOS_LEADER_STOPS=30 $(BIN)/pytest -m "long or not long" tests/chaos/test_leader_kills.py --timeout 3600
+	RMQ_CHAOS_LEADER_KILLS=100 RMQ_CHAOS_LEADER_STOPS=30 RMQ_CHAOS_LEASE_MS=2000 \
+		$(BIN)/pytest -m "long or not long" tests/chaos/test_leader_kills.py --timeout 3600
 	RMQ_CHAOS_RUN_KILLS=30 RMQ_CHAOS_REDRIVE_KILLS=30 $(BIN)/pytest --timeout 3600 \
 		tests/chaos/test_pipeline_kills.py tests/chaos/test_redrive_kills.py
 	RMQ_FUZZ_SECONDS=3600 $(BIN)/pytest tests/conformance/test_fuzz.py

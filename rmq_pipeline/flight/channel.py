@@ -46,10 +46,10 @@ _OPTIONS: Final = (
 )
 #: With several addresses: a machine that is gone closes no connection, so ask for signs of life.
 _WATCHED: Final = (
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 1_500),
     # Otherwise a ping waits a minute for its answer.
-    ("grpc.http2.ping_timeout_ms", 2_000),
+    ("grpc.http2.ping_timeout_ms", 1_500),
     ("grpc.http2.max_pings_without_data", 0),
 )
 

@@ -194,6 +194,8 @@ class Connection:
         self._headers = {"authorization": authorization} if authorization else {}
         #: Several are those of a leader and its standbys, the one that was used last first.
         self._addresses = target.addresses()
+        #: Address of the last broker that gave no answer: it is asked last.
+        self._lost_address: str | None = None
         if len(self._addresses) > 1:
             self._headers[wire.LEADER_ONLY] = "1"
         self._stamp: object = None
@@ -253,7 +255,7 @@ class Connection:
         try:
             return channel.call(request, parts)
         except LostConnectionError:
-            self._drop(channel)
+            self._drop(channel, is_lost=True)
             raise
         except (*NOT_LEADING, errors.StorageError):
             if len(self._addresses) > 1:
@@ -304,7 +306,7 @@ class Connection:
             RocketMQError: none of them leads, and one refuses the caller.
         """
         why, refusal = [], None
-        for address in list(self._addresses):
+        for address in sorted(self._addresses, key=lambda one: one == self._lost_address):
             place = self.target.locate(address)
             channel = Channel(place, headers=self._headers, is_watched=True)
             try:
@@ -325,10 +327,12 @@ class Connection:
             remedy="Start one of them, or promote a standby: `rmq promote --flight HOST:PORT`.",
         )
 
-    def _drop(self, channel: Channel) -> None:
+    def _drop(self, channel: Channel, *, is_lost: bool = False) -> None:
         with self._lock:
             if self._channel is channel:
                 self._channel = None
+                if is_lost:
+                    self._lost_address = next(iter(self._addresses), None)
 
 
 def _unavailable(error: Exception) -> errors.BrokerUnavailableError:

@@ -48,7 +48,7 @@ _READ_BYTES: Final = 64 * 1024
 _READ_MOST_BYTES: Final = 1024 * 1024
 _EMPTY: Final = memoryview(b"")
 #: Silence after which a peer is asked for a sign of life, if somebody can.
-_SILENT_S: Final = 2.0
+_SILENT_S: Final = 1.0
 #: A socket takes no shorter time than this for one that waits.
 _LEAST_S: Final = 0.001
 _FOREVER_S: Final = 86_400.0
