@@ -4,8 +4,8 @@ Nothing answered is lost, no order breaks, and a leader that wakes up late answe
 leaders seal, merge and trim meanwhile, in an archive that all of them share.
 RMQ_CHAOS_LEADER_KILLS sets how often a leader is killed (3), RMQ_CHAOS_LEADER_STOPS how often it
 is stopped and woken up after a standby has taken over (1), RMQ_CHAOS_LEASE_MS the lease (500; the
-default of a broker is 2,000). From 10 kills on, producer and push
-consumers of RocketMQ's own Python client and a window of a Dagster consumer take part.
+default of a broker is 2,000). From 10 kills on, producer and push consumers of RocketMQ's own
+Python client and a window of a Dagster consumer take part.
 """
 
 import contextlib
