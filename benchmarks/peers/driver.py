@@ -84,6 +84,26 @@ class Connection(ABC):
     def ack(self, received: Received, failed: Sequence[int] = ()) -> None:
         """Ack a receive; the messages at the indices ``failed`` return after RETRY_MS."""
 
+    def ack_and_receive(
+        self,
+        done: Received,
+        failed: Sequence[int],
+        *,
+        topic: str,
+        group: str,
+        limit: int,
+        wait_s: float,
+    ) -> Received:
+        """Ack a receive, and receive the next messages: in one call, where the peer has one.
+
+        Args:
+            done: the receive to ack; one without messages is not acked.
+            failed: as for ``ack``.
+        """
+        if done.bodies:
+            self.ack(done, failed)
+        return self.receive(topic, group, limit=limit, wait_s=wait_s)
+
     @abstractmethod
     def close(self) -> None:
         """End the connection."""

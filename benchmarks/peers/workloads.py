@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.peers.driver import Connection, Driver, Kind, Offer, Received
+from benchmarks.peers.driver import NOTHING, Connection, Driver, Kind, Offer, Received
 from benchmarks.peers.ledger import Check, CheckFailedError, Ledger, place_of
 from benchmarks.peers.pinned import Busy
 
@@ -205,15 +205,21 @@ class _Consumer:
         expected = self._check.expected
         name, group, limit = self._topic.name, self._group, self._limit
         last = time.perf_counter()
+        done, failed = NOTHING, self._failed(NOTHING)
         while self.acked < expected:
-            received = connection.receive(name, group, limit=limit, wait_s=_WAIT_S)
-            if received.bodies:
-                failed = self._failed(received)
-                connection.ack(received, failed)
-                progress = len(received.bodies) - len(failed)
-                self.acked += progress
-                taken.append(received)
-                last = time.perf_counter() if progress else last
+            progress = len(done.bodies) - len(failed)
+            if self.acked + progress == expected:
+                connection.ack(done, failed)
+                done = NOTHING
+            else:
+                done = connection.ack_and_receive(
+                    done, failed, topic=name, group=group, limit=limit, wait_s=_WAIT_S
+                )
+            self.acked += progress
+            last = time.perf_counter() if progress else last
+            failed = self._failed(done)
+            if done.bodies:
+                taken.append(done)
             if time.perf_counter() > last + LOST_S:
                 break
         again = connection.receive(name, group, limit=limit, wait_s=_QUIET_S)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
+from typing_extensions import override
 
 from benchmarks.measured import send_patiently
 from benchmarks.peers.driver import LEASE_S, RETRY_MS, Connection, Driver, Kind, Offer, Received
@@ -83,24 +84,49 @@ class _FlightConnection(Connection):
         send_patiently(self._client, topic, messages=pa.table(columns))
 
     def receive(self, topic: str, group: str, *, limit: int, wait_s: float) -> Received:
+        return self._receive(topic, group, limit=limit, wait_s=wait_s, ack=None)
+
+    @override
+    def ack_and_receive(
+        self,
+        done: Received,
+        failed: Sequence[int],
+        *,
+        topic: str,
+        group: str,
+        limit: int,
+        wait_s: float,
+    ) -> Received:
+        acked = self._without(done, failed) if done.bodies else None
+        return self._receive(topic, group, limit=limit, wait_s=wait_s, ack=acked)
+
+    def _receive(
+        self, topic: str, group: str, *, limit: int, wait_s: float, ack: pa.Table | None
+    ) -> Received:
         table = self._client.receive(
             group,
             topic,
             limit=limit,
             wait_ms=int(wait_s * 1000),
             invisible_duration_ms=LEASE_S * 1000,
+            ack=ack if ack is not None and len(ack) else None,
         )
         streams = table["queue_id"].to_pylist()
         receipts = table.select(["receipt_handle"])
         return Received(table["body"].to_pylist(), receipts, streams)
 
     def ack(self, received: Received, failed: Sequence[int] = ()) -> None:
-        receipts = received.handle
+        receipts = self._without(received, failed)
+        if len(receipts):
+            self._client.ack(receipts)
+
+    def _without(self, received: Received, failed: Sequence[int]) -> pa.Table:
+        """Let failed messages return; return the receipts of the others."""
+        receipts: pa.Table = received.handle
         if failed:
             self._client.change_invisible_duration(receipts.take(pa.array(failed)), RETRY_MS)
             receipts = receipts.take(pa.array(_others(len(receipts), failed), pa.int64()))
-        if len(receipts):
-            self._client.ack(receipts)
+        return receipts
 
     def close(self) -> None:
         self._client.close()

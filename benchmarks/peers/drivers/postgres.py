@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import psutil
 import psycopg
+from typing_extensions import override
 
 from benchmarks.peers.driver import (
     LEASE_S,
@@ -141,6 +142,27 @@ class _PostgresConnection(Connection):
             if time.perf_counter() >= until:
                 return NOTHING
             time.sleep(POLL_S)
+
+    @override
+    def ack_and_receive(
+        self,
+        done: Received,
+        failed: Sequence[int],
+        *,
+        topic: str,
+        group: str,
+        limit: int,
+        wait_s: float,
+    ) -> Received:
+        if not done.bodies:
+            return self.receive(topic, group, limit=limit, wait_s=wait_s)
+        # One transaction: one sync.
+        with self._connection.transaction():
+            self.ack(done, failed)
+            received = self.receive(topic, group, limit=limit, wait_s=0)
+        return (
+            received if received.bodies else self.receive(topic, group, limit=limit, wait_s=wait_s)
+        )
 
     def ack(self, received: Received, failed: Sequence[int] = ()) -> None:
         table, ids = received.handle
