@@ -1,30 +1,42 @@
 """Sends to a broker whose commit log is in its home alone, or in a store too, in turns.
 
-``python -m benchmarks.log_stores ADDRESS …`` takes empty databases, prefixes of buckets and streams
-of NATS; the output names them by their place and scheme. Each turn measures all of them after each
-other, because a busy machine changes from minute to minute.
+``python -m benchmarks.log_stores`` starts the stores on this machine: PostgreSQL, alone and with a
+synchronous standby, SeaweedFS, and NATS, alone and with three servers. RabbitMQ and NATS JetStream
+take the same sends directly. With addresses of empty databases, prefixes of buckets and streams of
+NATS it measures those. Each turn measures all of them after each other, because a busy machine
+changes from minute to minute.
 """
 
+import contextlib
+import os
 import secrets
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
+from benchmarks.peers.driver import Driver, Kind
+from benchmarks.peers.drivers.jetstream import JetStream
+from benchmarks.peers.drivers.rabbitmq import RabbitMQ
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work.replicating import engine_of
 from rmq_pipeline.settings import Settings
+from tests.log_stores import BucketLogs
+from tests.nats_server import NatsCluster, NatsServer
+from tests.object_store import ObjectStore
+from tests.postgres_server import PostgresServer
 
 TURNS: Final = 3
 SENDS, BATCHES, BATCH = 100, 20, 1000
 APPENDS, FRAME_BYTES = 200, 1500
+_FOLDERS: Final = ("primary", "standby", "alone", "bucket", "one", "three")
 
 
 def milliseconds(action: Callable[[int], object], times: int) -> float:
@@ -74,10 +86,63 @@ def named(address: str | None, number: int) -> str:
     return f"{number} {address.partition('://')[0]}" if address else "local"
 
 
+def started(folder: Path, stack: contextlib.ExitStack) -> list[str]:
+    """Start a server of each kind; return the addresses of empty logs in them."""
+    primary, standby, alone, bucket, one, three = (folder / name for name in _FOLDERS)
+    for each in (primary, standby, alone, bucket, one, three):
+        each.mkdir(parents=True)
+    single, first = PostgresServer(alone), PostgresServer(primary)
+    stack.callback(single.stop)
+    stack.callback(first.stop)
+    second = PostgresServer(standby, follows=first)
+    stack.callback(second.stop)
+    database = first.new_database()
+    first.commit_at_standby()
+    objects = ObjectStore(bucket)
+    stack.callback(objects.stop)
+    os.environ.update(objects.environment)
+    server = NatsServer(one)
+    server.start()
+    stack.callback(server.stop)
+    cluster = NatsCluster(three)
+    stack.callback(cluster.stop)
+    return [
+        single.new_database(),
+        database,
+        BucketLogs(objects).new(),
+        f"nats://{server.address}/log?replicas=1",
+        f"nats://{cluster.hosts}/log",
+    ]
+
+
+def directly(driver: Driver, folder: Path) -> tuple[float, float]:
+    """Median of a single send to a peer in ms; messages/s in batches of one caller."""
+    folder.mkdir()
+    driver.start(folder)
+    try:
+        driver.create("t", ["g"], kind=Kind.PLAIN)
+        connection = driver.connect()
+        bodies = [secrets.token_bytes(1024)] * BATCH
+        single = milliseconds(lambda _: connection.send("t", bodies[:1]), SENDS)
+        batch = milliseconds(lambda _: connection.send("t", bodies), BATCHES)
+        connection.close()
+    finally:
+        driver.stop()
+    return single, BATCH / batch * 1000
+
+
 def main() -> None:
     """Print a line for each store and turn."""
-    stores = [None, *sys.argv[1:]]
     folder = Path(tempfile.mkdtemp(prefix="log-stores-"))
+    with contextlib.ExitStack() as stack:
+        given = sys.argv[1:] or started(folder / "servers", stack)
+        measure(given, folder, directly_too=not sys.argv[1:])
+    shutil.rmtree(folder)
+
+
+def measure(addresses: Sequence[str], folder: Path, *, directly_too: bool) -> None:
+    """Print the figures of the stores at these addresses, and of a home alone."""
+    stores = [None, *addresses]
     for number, address in enumerate(stores):
         with Broker.open(
             folder / str(number), upkeep="none", settings=Settings(log_store=address)
@@ -90,9 +155,11 @@ def main() -> None:
                 single, alone, four = measured(broker)
             name = named(address, number)
             print(f"{turn} {name:12} {single:6.1f} ms {alone:9,.0f}/s {four:9,.0f}/s", flush=True)
-    for number, address in enumerate(sys.argv[1:], 1):
+        for driver in (RabbitMQ(), JetStream()) if directly_too else ():
+            single, alone = directly(driver, folder / f"{driver.name} {turn}")
+            print(f"{turn} {driver.name:12} {single:6.1f} ms {alone:9,.0f}/s", flush=True)
+    for number, address in enumerate(addresses, 1):
         print(f"append {named(address, number):12} {appending(address):6.1f} ms", flush=True)
-    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
