@@ -67,6 +67,10 @@ class LostConnectionError(Exception):
         return _NO_CONNECTION not in str(self)
 
 
+class SilentBrokerError(LostConnectionError):
+    """The call was sent, and the broker stands still or leads no more."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Address of a broker, and how to connect."""
@@ -167,12 +171,12 @@ class Channel:
         """Ask for a sign of life on behalf of a call under way, which may have been carried out.
 
         Raises:
-            LostConnectionError: the broker does not answer, or leads no more.
+            SilentBrokerError: the broker does not answer, or leads no more.
         """
         try:
             self.probe()
-        except (*NOT_LEADING, errors.BrokerUnavailableError) as error:
-            raise LostConnectionError(f"The broker does not lead any more: {error}") from error
+        except (*NOT_LEADING, LostConnectionError, errors.BrokerUnavailableError) as error:
+            raise SilentBrokerError(f"The broker does not lead any more: {error}") from error
         except errors.RocketMQError as error:
             log.debug("the broker lives: %s", error)
 

@@ -21,6 +21,7 @@ from rmq_pipeline.flight.channel import (
     Channel,
     LostConnectionError,
     Place,
+    SilentBrokerError,
 )
 from rmq_pipeline.verb import Verb
 
@@ -194,8 +195,8 @@ class Connection:
         self._headers = {"authorization": authorization} if authorization else {}
         #: Several are those of a leader and its standbys, the one that was used last first.
         self._addresses = target.addresses()
-        #: Address of the last broker that gave no answer: it is asked last.
-        self._lost_address: str | None = None
+        #: Address of the last broker that stood still: it is asked last, as it takes PROBE_S.
+        self._silent_address: str | None = None
         if len(self._addresses) > 1:
             self._headers[wire.LEADER_ONLY] = "1"
         self._stamp: object = None
@@ -254,8 +255,8 @@ class Connection:
         channel = self._connected()
         try:
             return channel.call(request, parts)
-        except LostConnectionError:
-            self._drop(channel, is_lost=True)
+        except LostConnectionError as error:
+            self._drop(channel, is_silent=isinstance(error, SilentBrokerError))
             raise
         except (*NOT_LEADING, errors.StorageError):
             if len(self._addresses) > 1:
@@ -306,7 +307,7 @@ class Connection:
             RocketMQError: none of them leads, and one refuses the caller.
         """
         why, refusal = [], None
-        for address in sorted(self._addresses, key=lambda one: one == self._lost_address):
+        for address in sorted(self._addresses, key=lambda one: one == self._silent_address):
             place = self.target.locate(address)
             channel = Channel(place, headers=self._headers, is_watched=True)
             try:
@@ -327,12 +328,12 @@ class Connection:
             remedy="Start one of them, or promote a standby: `rmq promote --flight HOST:PORT`.",
         )
 
-    def _drop(self, channel: Channel, *, is_lost: bool = False) -> None:
+    def _drop(self, channel: Channel, *, is_silent: bool = False) -> None:
         with self._lock:
             if self._channel is channel:
                 self._channel = None
-                if is_lost:
-                    self._lost_address = next(iter(self._addresses), None)
+                if is_silent:
+                    self._silent_address = next(iter(self._addresses), None)
 
 
 def _unavailable(error: Exception) -> errors.BrokerUnavailableError:

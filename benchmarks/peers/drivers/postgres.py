@@ -156,8 +156,8 @@ class _PostgresConnection(Connection):
     ) -> Received:
         if not done.bodies:
             return self.receive(topic, group, limit=limit, wait_s=wait_s)
-        # One transaction: one sync.
-        with self._connection.transaction():
+        # One transaction, so one sync; its statements travel together.
+        with self._connection.pipeline(), self._connection.transaction():
             self.ack(done, failed)
             received = self.receive(topic, group, limit=limit, wait_s=0)
         return (

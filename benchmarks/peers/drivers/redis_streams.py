@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from redis import Redis
+from typing_extensions import override
 
 from benchmarks.peers.driver import NOTHING, Connection, Driver, Kind, Offer, Received
 from benchmarks.peers.pinned import Server
@@ -83,16 +84,25 @@ class _RedisConnection(Connection):
         pipeline.execute()
 
     def receive(self, topic: str, group: str, *, limit: int, wait_s: float) -> Received:
-        found = self._client.execute_command(
-            *("XREADGROUP", "GROUP", group, "consumer", "COUNT", limit),
-            *("BLOCK", max(1, int(wait_s * 1000)), "STREAMS", topic, ">"),
-        )
-        if not found:
-            return NOTHING
-        entries = found[topic.encode()][0] if isinstance(found, dict) else found[0][1]
-        ids = [name for name, _ in entries]
-        bodies = [fields[b"b"] for _, fields in entries]
-        return Received(bodies, (topic, group, ids))
+        command = _receive(topic, group, limit=limit, wait_s=wait_s)
+        return _received(self._client.execute_command(*command), topic=topic, group=group)
+
+    @override
+    def ack_and_receive(
+        self,
+        done: Received,
+        failed: Sequence[int],
+        *,
+        topic: str,
+        group: str,
+        limit: int,
+        wait_s: float,
+    ) -> Received:
+        pipeline = self._client.pipeline(transaction=False)
+        if done.bodies:
+            pipeline.execute_command("XACK", *done.handle[:2], *done.handle[2])
+        pipeline.execute_command(*_receive(topic, group, limit=limit, wait_s=wait_s))
+        return _received(pipeline.execute()[-1], topic=topic, group=group)
 
     def ack(self, received: Received, failed: Sequence[int] = ()) -> None:
         topic, group, ids = received.handle
@@ -100,3 +110,21 @@ class _RedisConnection(Connection):
 
     def close(self) -> None:
         self._client.close()
+
+
+def _receive(topic: str, group: str, *, limit: int, wait_s: float) -> Sequence[Any]:
+    """Return the command of a receive."""
+    return (
+        *("XREADGROUP", "GROUP", group, "consumer", "COUNT", limit),
+        *("BLOCK", max(1, int(wait_s * 1000)), "STREAMS", topic, ">"),
+    )
+
+
+def _received(found: Any, *, topic: str, group: str) -> Received:
+    """Return the messages of an answer."""
+    if not found:
+        return NOTHING
+    entries = found[topic.encode()][0] if isinstance(found, dict) else found[0][1]
+    ids = [name for name, _ in entries]
+    bodies = [fields[b"b"] for _, fields in entries]
+    return Received(bodies, (topic, group, ids))

@@ -262,6 +262,7 @@ class _Scans:
     """Scans of a receive, each made when the receive comes to its queue.
 
     A receive of a few messages mostly finds them in one queue, and a scan costs as much as they do.
+    Ended leases of the other queues wait for a receive that comes to them, or for upkeep.
     """
 
     def __init__(
@@ -310,13 +311,14 @@ class _Scans:
 
         Args:
             limit: most messages to take.
-            turn: number that chooses the first queue; it changes from receive to receive, so that
-                no queue is always last.
+            turn: number that decides the order of the queues; it changes from receive to receive,
+                so that no queue is always last.
         """
-        left, queue_ids = limit, self._queue_ids
-        if queue_ids:
-            first = turn % len(queue_ids)
-            queue_ids = queue_ids[first:] + queue_ids[:first]
+        left = limit
+        # By a hash, not in turns: beside blocked queues, the next open one would get their turns.
+        queue_ids = sorted(self._queue_ids, key=lambda queue_id: hash((turn, queue_id)))
+        if not 0 < limit <= SHARE_ROWS:  # the shares are those of the queues with messages
+            queue_ids = [queue_id for queue_id in queue_ids if self._scan(queue_id).may_have_more()]
         while left > 0 and queue_ids:
             share = max(SHARE_ROWS, -(-left // len(queue_ids)))
             for queue_id in queue_ids:
@@ -328,8 +330,7 @@ class _Scans:
     def take_highest(self, limit: int) -> None:
         """Take all of the queue with the highest priority before any of the next."""
         left = limit
-        for queue_id in reversed(self._queue_ids):
-            scan = self._scan(queue_id)
+        for scan in [self._scan(queue_id) for queue_id in reversed(self._queue_ids)]:
             while left > 0 and scan.may_have_more():
                 left -= scan.take(left)
             if left <= 0 or scan.page_wanted is not None or scan.unjudged or scan.scanned_out:
