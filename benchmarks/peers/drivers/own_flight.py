@@ -40,7 +40,7 @@ class OwnBroker(Driver):
             client.create_topic(topic, type=kind.value)
             for group in groups:
                 order = "message_group" if kind is Kind.KEYED else "none"
-                client.create_group(group, order=order)
+                client.create_group(group, order=order, max_attempts=1000)
                 client.subscribe(group, topic)
 
     def drop(self, topic: str) -> None:
