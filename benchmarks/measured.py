@@ -209,6 +209,17 @@ def run(measurements: Mapping[str, Measurement], *, title: str, description: str
     return 0 if all(row.met for row in rows) else 1
 
 
+def existing_folder(path: str) -> Path:
+    """Return the folder that an argument names.
+
+    Raises:
+        ArgumentTypeError: it is not there.
+    """
+    if not Path(path).is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is no folder; make it first")
+    return Path(path)
+
+
 def _arguments(
     measurements: Mapping[str, Measurement], description: str | None
 ) -> argparse.Namespace:
@@ -216,7 +227,7 @@ def _arguments(
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--only", nargs="*", choices=measurements, help="some measurements")
     parser.add_argument("--scale", type=float, default=1.0, help="measure with so many times more")
-    parser.add_argument("--home", type=Path, default=None, help="where to write: its disk counts")
+    parser.add_argument("--home", type=existing_folder, help="folder to write in: its disk counts")
     return parser.parse_args()
 
 

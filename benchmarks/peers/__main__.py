@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from benchmarks.measured import existing_folder
 from benchmarks.peers.driver import Driver, Offer
 from benchmarks.peers.drivers.beanstalk import Beanstalk
 from benchmarks.peers.drivers.jetstream import JetStream
@@ -222,7 +223,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a second each: no figures to keep")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="some peers")
     parser.add_argument("--only", default="", help="workloads whose name contains this")
-    parser.add_argument("--home", type=Path, default=None, help="where to write: its disk counts")
+    parser.add_argument("--home", type=existing_folder, help="folder to write in: its disk counts")
     return parser.parse_args()
 
 
