@@ -35,7 +35,9 @@ from tests.postgres_server import PostgresServer
 
 TURNS: Final = 3
 SENDS, BATCHES, BATCH = 100, 20, 1000
-APPENDS, FRAME_BYTES = 200, 1500
+APPENDS = 100
+#: Frames that are appended without a broker: of a single send, and of a batch.
+FRAMES_BYTES: Final = (1500, 1_060_000)
 #: Peers that take the same sends, over TCP; the broker is in this process.
 _PEERS: Final[dict[str, type[Driver]]] = {"rabbitmq": RabbitMQ, "jetstream": JetStream}
 _FOLDERS: Final = ("primary", "standby", "alone", "bucket", "one", "three")
@@ -70,15 +72,15 @@ def measured(broker: Broker) -> tuple[float, float, float]:
     return single, rates[0], rates[1]
 
 
-def appending(address: str) -> float:
+def appending(address: str, frame_bytes: int) -> float:
     """Median of an append to a store in ms, without a broker."""
     store = engine_of(address)(address, timeout_s=5.0, lease_s=60.0, home_format=1000)
     try:
         store.look()
         store.claim(seconds=None, force=True)
-        last, frame = store.last(), secrets.token_bytes(FRAME_BYTES)
+        last, frame = store.last(), secrets.token_bytes(frame_bytes)
         end = last.end if last else 0
-        return milliseconds(lambda n: store.append(end + n * FRAME_BYTES, frame), APPENDS)
+        return milliseconds(lambda n: store.append(end + n * frame_bytes, frame), APPENDS)
     finally:
         store.close()
 
@@ -167,7 +169,8 @@ def measure(addresses: Sequence[str], folder: Path, *, directly_too: bool) -> No
             single, alone = directly(peer(), folder / f"{name}-{turn}")
             print(f"{turn} {name:12} {single:6.1f} ms {alone:9,.0f}/s", flush=True)
     for number, address in enumerate(addresses, 1):
-        print(f"append {named(address, number):12} {appending(address):6.1f} ms", flush=True)
+        small, large = (appending(address, each) for each in FRAMES_BYTES)
+        print(f"append {named(address, number):12} {small:6.1f} ms {large:6.1f} ms", flush=True)
 
 
 if __name__ == "__main__":
